@@ -1,0 +1,51 @@
+# Everything runs from here; each target sets up what it needs.
+#   make demo    see the method at work        make test    pass the tests
+#   make check   lint, format, types           make bench   time and memory of a step
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check format demo examples bench clean
+
+help:
+	@sed -n '2,3s/^# *//p' Makefile
+
+setup: $(READY)
+
+# Installed anew only when what it installs has changed.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "bestta needs Python 3.11 or newer; %s is %d.%d. Try: make PYTHON=python3.12 $(MAKECMDGOALS)" % (sys.executable, v[0], v[1]))'
+	@echo "Setting up $(VENV) (a minute or two the first time: PyTorch is large) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+	@echo "Ready."
+
+test: setup
+	@$(BIN)/python -m pytest
+	@echo
+	@echo "All beliefs hold. Next: 'make demo' to see the method at work, 'make check' before a commit."
+
+check: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+demo: setup
+	@$(BIN)/python examples/demo.py
+
+examples: setup
+	@for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
+
+bench: setup
+	@$(BIN)/python benchmarks/step_cost.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
