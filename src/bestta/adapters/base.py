@@ -1,0 +1,270 @@
+"""What every method has in common: a model, a step per image, and state that can be seen and kept.
+
+A method is one file: a config (a frozen dataclass), and an `Adapter` with
+
+- ``prepare()``, once: what is built or switched;
+- ``step(image)``, per image: predict, measure, update;
+- ``state()`` and ``load_state(state)``: everything it has learned, as tensors.
+
+The rest is here. Labels and domain names never reach an adapter; a method that must be told
+of domain changes declares it, and whoever runs the stream calls its ``reset()``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from bestta._version import __version__
+from bestta.files import load_tensors, save_tensors
+from bestta.insertion import check_eval, freeze, unfreeze
+from bestta.outputs import OutputKey, select_logits
+from bestta.profile import ModelIdentity, SourceProfile, check_image
+
+KIND = "adapter state"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one call of an adapter did."""
+
+    image: int = 0
+    """How many calls the adapter has answered, this one included."""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Value of each loss that was computed, unweighted, and their weighted ``total``."""
+    adapted: bool = False
+    """Whether the method's parameters were updated."""
+    skipped: bool = False
+    """Whether the method was passed over: the prediction is the source model's."""
+    rolled_back: bool = False
+    """Whether a step was taken and undone: the state is that of before the image."""
+    reason: str = ""
+    """Why nothing was adapted, if so."""
+    time_ms: float = 0.0
+    """Wall time of the call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Settings that every method takes."""
+
+    output: OutputKey = None
+    """Where the model keeps its logits: a key or position, if it returns a dict or a tuple."""
+    seed: int = 0
+    """Start of the generator that every random choice of a method draws from."""
+
+
+class Adapter(ABC):
+    """A method wrapped round a model: ``(B, 3, H, W) → logits``, adapting as it predicts."""
+
+    name: ClassVar[str]
+    """The name it is registered under."""
+    Config: ClassVar[type[AdapterConfig]] = AdapterConfig
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Settings by task."""
+    needs_profile: ClassVar[bool] = False
+    needs_domain_changes: ClassVar[bool] = False
+    """Whether ``reset()`` has to be called at each domain change, by someone who knows of it."""
+    state_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings without which a saved state has no meaning: they must agree when it is loaded."""
+
+    def __init__(
+        self, model: nn.Module, profile: SourceProfile | None, config: AdapterConfig
+    ) -> None:
+        check_eval(model)
+        self.model, self.profile, self.config = model, profile, config
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.last = StepReport(reason="no image yet")
+        self.images_seen = 0
+        self._pauses = 0
+        self._removed = False
+        freeze(model)
+        try:
+            self.prepare()
+        except BaseException:
+            unfreeze(model)
+            raise
+        self._start = self._whole_state()
+
+    # --- what a method writes -------------------------------------------------------------
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Build, switch or inject what the method needs; the model is frozen already."""
+
+    @abstractmethod
+    def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
+        """Predict, measure, update. ``image`` is finite, (B, C, H, W); gradients are enabled."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """A copy of everything the method has learned; missing means not yet begun."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` returned. Raises a ValueError, and changes nothing, if unfit."""
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters the method trains, by name."""
+        return {}
+
+    # --- what a user calls ----------------------------------------------------------------
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Predict ``image`` (B, C, H, W), and adapt to it. Returns the logits, detached.
+
+        What the call did is in ``self.last``. An image with NaN or infinite pixels is answered
+        by the source model and leaves no trace in the state.
+        """
+        if self._removed:
+            raise RuntimeError("this adapter was removed from its model; make a new one.")
+        check_eval(self.model)
+        check_image(image)
+        if self.profile is not None and image.shape[1] != self.profile.input_channels:
+            raise ValueError(
+                f"images of {self.profile.input_channels} channels are expected, as the profile "
+                f"was collected from; this has shape {tuple(image.shape)}."
+            )
+        started = time.perf_counter()
+        # Streams often run under no_grad or inference_mode; a step needs gradients all the same.
+        with torch.inference_mode(False), torch.enable_grad():
+            image = (image.clone() if image.is_inference() else image).to(self.device)
+            reason = self._reason_to_skip(image)
+            if reason:
+                prediction, report = self.predict_source(image), StepReport(reason=reason)
+                report = replace(report, skipped=True)
+            else:
+                prediction, report = self.step(image)
+        self.images_seen += 1
+        elapsed = (time.perf_counter() - started) * 1e3
+        self.last = replace(report, image=self.images_seen, time_ms=elapsed)
+        return prediction.detach()
+
+    def predict_source(self, image: Tensor) -> Tensor:
+        """The logits of the plain source model; nothing adapts."""
+        with torch.no_grad():
+            return select_logits(self.model(image), self.config.output)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the context lasts, calls are answered by the plain source model, exactly."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    def reset(self) -> None:
+        """Back to the exact starting point: as if no image had been seen."""
+        self._load_whole_state(self._start)
+        self.last = StepReport(reason="reset")
+
+    def remove(self) -> None:
+        """Let go of the model, whose parameters get back the ``requires_grad`` they had."""
+        if not self._removed:
+            self._removed = True
+            unfreeze(self.model)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything learned so far as one safetensors file; the model is not in it."""
+        about = {
+            "kind": KIND,
+            "format": FORMAT,
+            "method": self.name,
+            "bestta": __version__,
+            "model": vars(self._identity()),
+            "settings": self.settings,
+        }
+        save_tensors(path, self._whole_state(), about)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from what `save` wrote, with the same model, method and settings.
+
+        Settings that only steer what happens next (a learning rate, say) may differ; those that
+        give the numbers their meaning (``state_settings``) may not.
+        """
+        state, about = load_tensors(path, KIND)
+        if about["format"] != FORMAT or about["method"] != self.name:
+            raise ValueError(
+                f"{path} holds a state of method {about['method']!r} (format {about['format']}); "
+                f"this adapter is {self.name!r} (format {FORMAT})."
+            )
+        saved = ModelIdentity(**about["model"])
+        if saved.fingerprint != self._identity().fingerprint:
+            saved.check(self.model, KIND)
+        for name in self.state_settings:
+            ours, theirs = self.settings[name], about["settings"].get(name)
+            if ours != theirs:
+                raise ValueError(
+                    f"{path} was saved with {name}={theirs!r}, this adapter has {name}={ours!r}; "
+                    f"make one with the saved value: bestta.adapt(…, {name}={theirs!r})."
+                )
+        self._load_whole_state(state)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting in force, as JSON has it."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.config).items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        count = sum(p.numel() for p in self.trainable.values())
+        return (
+            f"{type(self).__name__}({type(self.model).__name__}, {count} trainable numbers, "
+            f"{self.images_seen} images seen)"
+        )
+
+    # --- inside ---------------------------------------------------------------------------
+
+    def _reason_to_skip(self, image: Tensor) -> str:
+        if self._pauses:
+            return "paused"
+        if not is_finite(image):
+            return f"{int((~image.isfinite()).sum())} pixel values are NaN or infinite"
+        return ""
+
+    def _identity(self) -> ModelIdentity:
+        return self.profile.model if self.profile else ModelIdentity.of(self.model)
+
+    def _whole_state(self) -> dict[str, Tensor]:
+        return {
+            **self.state(),
+            "images_seen": torch.tensor(self.images_seen),
+            "generator": self.generator.get_state(),
+        }
+
+    def _load_whole_state(self, state: Mapping[str, Tensor]) -> None:
+        own = dict(state)
+        images_seen, generator = own.pop("images_seen"), own.pop("generator")
+        self.load_state(own)
+        self.images_seen = int(images_seen)
+        self.generator.set_state(generator)
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite; at the cost of one sum when all is well."""
+    values = values.detach()
+    if not values.is_floating_point():
+        return True
+    total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    return bool(total.isfinite()) or bool(values.isfinite().all())

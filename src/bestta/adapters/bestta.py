@@ -1,0 +1,416 @@
+"""BESTTA: style transfer guided single-image continual adaptation (Cho et al., CVPR 2024).
+
+One BeIN layer behind one or several named modules moves the style of each image's features to the
+source style. Its γ alone are trained, by SGD on the style-guided losses of the very forward that
+predicts. Where the paper leaves a choice open, the setting that decides it says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bestta.adapters.base import Adapter, AdapterConfig, StepReport, is_finite
+from bestta.adapters.registry import register_adapter
+from bestta.bein import BeIN, GammaShape, Transfer
+from bestta.insertion import FeatureFunction, check_ran_once, find_module, inserted
+from bestta.losses import (
+    average,
+    content_loss_of_affine,
+    directional_style_loss,
+    entropy_loss,
+    l2_loss,
+    source_style_loss,
+    total_loss,
+)
+from bestta.outputs import select_logits
+from bestta.profile import Embedding, LayerProfile, SourceProfile
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesttaConfig(AdapterConfig):
+    """Settings of BESTTA. The presets hold the paper's figures; the rest are its open points."""
+
+    layers: tuple[str, ...] = ()
+    """Modules to put BeIN behind; by default every layer of the profile."""
+
+    rho: float = 0.7
+    """Weight of the image's own statistics. The paper's text calls it the ratio of the source
+    statistics, but Eq. 7-8 make it this; the formula is followed."""
+
+    lr: float = 0.001
+    """Step size of SGD. With ``gamma="relative"`` it is in units of the source deviation. 0 holds γ
+    still: each image's style is transferred all the same, without a backward pass."""
+    momentum: float = 0.9
+
+    lambda_style: float = 0.3
+    lambda_content: float = 1.0
+    lambda_entropy: float = 0.3
+    lambda_l2: float = 0.04
+    """λ1 … λ4 of Eq. 13. A loss whose weight is 0 is not computed."""
+
+    style: Literal["directional", "source"] = "directional"
+    """Directional style loss (Eq. 9), or the source cosine of the classification part."""
+
+    gamma: Literal["relative", "absolute"] = "relative"
+    """Learn γ in units of σ̄_s, or absolutely as Eq. 7-8 are written. The supplement's derivation has
+    γ_σ = σ̄_s γ', and σ̄_s differs by orders of magnitude between channels: with absolute γ one
+    learning rate is far too large for some channels and nothing for others."""
+    gamma_shape: GammaShape = "channel"
+    """One γ per channel, or one number ("two parameters" in all). The paper speaks of two
+    parameters, yet takes their L2 norm."""
+    gamma_bound: float | None = 0.5
+    """Relative γ is kept within ± this many σ̄_s after each step; None for no bound. Absolute γ is
+    never bound, as in the paper."""
+
+    source_style: Literal["collected", "batchnorm"] = "collected"
+    """(μ̄_s, σ̄_s) as collected on source images (the paper's main text), or (β, |α|) of the batch
+    norm that the layer ends in (its supplement; it does not fit behind a residual sum)."""
+    embedding: Embedding = "pooled"
+    """What the style loss compares: channel vectors (kilobytes, any image size), or whole feature
+    maps (megabytes, one size only). The content loss always compares whole maps."""
+    embedding_decay: float = 0.9
+    """Decay of A, the moving average of the target embeddings (not given in the paper). The
+    current image enters A before it is used; the first image starts it."""
+    statistics_decay: float = 0.0
+    """0: normalise by the image's own statistics, as in the paper. Above: by their moving average
+    over the stream, with this decay."""
+
+    predict: Literal["before", "after"] = "before"
+    """Return the prediction of the forward that was trained on, or of one more after the update."""
+
+    eps: float = 1e-5
+    """Added to variances, as in instance norm, of the image and of the source alike."""
+    slope_min: float = 0.01
+    slope_max: float = 100.0
+    """Bounds of BeIN's slope: it never inverts features and never blows up silent channels."""
+
+    def __post_init__(self) -> None:
+        layers = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
+        object.__setattr__(self, "layers", layers)
+        if len(set(layers)) != len(layers):
+            raise ValueError(f"a layer is named twice: {', '.join(layers)}.")
+        _one_of("style", self.style, "directional", "source")
+        _one_of("gamma", self.gamma, "relative", "absolute")
+        _one_of("source_style", self.source_style, "collected", "batchnorm")
+        _one_of("embedding", self.embedding, "pooled", "map")
+        _one_of("predict", self.predict, "before", "after")
+        for name in ("lr", "lambda_style", "lambda_content", "lambda_entropy", "lambda_l2"):
+            _within(name, getattr(self, name), 0, float("inf"))
+        for name in ("momentum", "embedding_decay", "statistics_decay"):
+            _within(name, getattr(self, name), 0, 1)
+        if self.gamma_bound is not None and not self.gamma_bound > 0:
+            raise ValueError(f"gamma_bound must be positive or None, not {self.gamma_bound}.")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """λ of each loss that is computed."""
+        every = {
+            "style": self.lambda_style,
+            "content": self.lambda_content,
+            "entropy": self.lambda_entropy,
+            "l2": self.lambda_l2,
+        }
+        return {name: weight for name, weight in every.items() if weight > 0}
+
+
+@register_adapter("bestta")
+class Bestta(Adapter):
+    """BeIN behind the chosen layers, and one step of SGD on its γ per image."""
+
+    Config = BesttaConfig
+    config: BesttaConfig
+    profile: SourceProfile
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "segmentation": {
+            "rho": 0.7,
+            "lr": 0.001,
+            "momentum": 0.9,
+            "style": "directional",
+            "lambda_style": 0.3,
+            "lambda_content": 1.0,
+            "lambda_entropy": 0.3,
+            "lambda_l2": 0.04,
+        },
+        "classification": {
+            "rho": 0.9,
+            "lr": 0.1,
+            # Choice: the paper gives a momentum for segmentation only.
+            "momentum": 0.0,
+            "style": "source",
+            "lambda_style": 1.0,
+            "lambda_content": 0.0,
+            "lambda_entropy": 1.0,
+            "lambda_l2": 0.0,
+        },
+    }
+    needs_profile = True
+    state_settings = ("layers", "gamma", "gamma_shape", "embedding")
+
+    # --- prepare --------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Build a BeIN for each layer from its source style."""
+        self.profile.check(self.model)
+        layers = self.profile.select(self.config.layers or self.profile.layers)
+        self.config = replace(self.config, layers=tuple(layers))
+        self.bein = {name: self._build(name, layer) for name, layer in layers.items()}
+        self.source_embedding = {
+            name: layer.embedding(self.config.embedding).to(torch.float32).to(self.device)
+            for name, layer in layers.items()
+        }
+        self.target_embedding: dict[str, Tensor] = {}
+        self.velocity = {name: torch.zeros_like(p) for name, p in self.trainable.items()}
+
+    def _build(self, name: str, layer: LayerProfile) -> BeIN:
+        config = self.config
+        module = find_module(self.model, name)
+        if config.source_style == "batchnorm":
+            mu_s, sigma_s = batchnorm_style(module, name, channels=layer.mu.numel())
+        else:
+            mu_s, sigma_s = layer.mu, layer.sigma
+        return BeIN(
+            mu_s.float(),
+            # σ_x has eps in it, so σ̄_s must: a channel silent in both then keeps its scale.
+            (sigma_s.double() ** 2 + config.eps).sqrt().float(),
+            config.rho,
+            gamma_shape=config.gamma_shape,
+            relative=config.gamma == "relative",
+            statistics_decay=config.statistics_decay,
+            eps=config.eps,
+            slope_min=config.slope_min,
+            slope_max=config.slope_max,
+            channel_dim=layer.channel_dim,
+        ).to(self.device)
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """γ_μ and γ_σ of each BeIN, by layer."""
+        return {
+            f"{name}/{key}": parameter
+            for name, bein in self.bein.items()
+            for key, parameter in bein.named_parameters()
+        }
+
+    # --- step -----------------------------------------------------------------------------
+
+    def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
+        """One image: forward through BeIN, losses, one step of SGD. All of it, or nothing."""
+        before = self.state()
+        try:
+            prediction, report = self._attempt(image, before)
+        except BaseException:
+            self.load_state(before)
+            raise
+        if report.rolled_back:
+            self.load_state(before)
+            if not is_finite(prediction):
+                prediction, report = self.predict_source(image), replace(report, skipped=True)
+        return prediction, report
+
+    def _attempt(self, image: Tensor, before: Mapping[str, Tensor]) -> tuple[Tensor, StepReport]:
+        learns = self.config.lr > 0 and bool(self.config.weights)
+        with torch.set_grad_enabled(learns):
+            logits, passes = self.forward(image)
+        if not is_finite(logits):
+            return logits, _undone("the adapted prediction is not finite")
+        if not learns:
+            return logits, StepReport(reason="γ is held still: no learning rate or no loss")
+
+        losses = self.losses(logits, passes)
+        total = total_loss(losses, self.config.weights)
+        numbers = torch.stack([*losses.values(), total]).tolist()
+        values = dict(zip((*losses, "total"), numbers, strict=True))
+        if not is_finite(total):
+            return logits, _undone("the loss is not finite", values)
+        gradients = self.gradients(total)
+        if not all(is_finite(gradient) for gradient in gradients.values()):
+            return logits, _undone("the gradient is not finite", values)
+        self.update(gradients)
+        if self.config.predict == "after":
+            self._rewind_statistics(before)
+            with torch.no_grad():
+                logits, _ = self.forward(image)
+            if not is_finite(logits):
+                return logits, _undone("the prediction after the update is not finite", values)
+        return logits, StepReport(adapted=True, losses=values)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, dict[str, Pass]]:
+        """The model with BeIN in it: its logits, and what went through each BeIN."""
+        passes: dict[str, Pass] = {}
+        whole_maps = self.config.embedding == "map"
+
+        def through(name: str) -> FeatureFunction:
+            def put(x: Tensor) -> Tensor:
+                y, done = self.bein[name].transfer(x)
+                passes[name] = Pass(done, (x, y) if whole_maps else (done.mean, done.adapted_mean))
+                # Without the entropy no loss looks behind the last BeIN: the graph ends there.
+                last = len(passes) == len(self.bein)
+                return y.detach() if last and not self.config.lambda_entropy else y
+
+            return put
+
+        with inserted(self.model, {name: through(name) for name in self.bein}) as runs:
+            logits = select_logits(self.model(image), self.config.output)
+        check_ran_once(runs, self.bein, self.model)
+        return logits, passes
+
+    def losses(self, logits: Tensor, passes: Mapping[str, Pass]) -> dict[str, Tensor]:
+        """Each loss that has a weight, from one forward."""
+        weights = self.config.weights
+        losses = {}
+        if "style" in weights:
+            losses["style"] = average(self.style_loss(name, passes[name]) for name in self.bein)
+        if "content" in weights:
+            losses["content"] = average(
+                content_loss_of_affine(p.done.mean, p.done.variance, p.done.slope, p.done.offset)
+                for p in passes.values()
+            )
+        if "entropy" in weights:
+            losses["entropy"] = entropy_loss(logits)
+        if "l2" in weights:
+            losses["l2"] = average(l2_loss(b.gamma_mu, b.gamma_sigma) for b in self.bein.values())
+        return losses
+
+    def style_loss(self, name: str, through: Pass) -> Tensor:
+        """The style loss at one layer; the directional one first takes the image into A."""
+        unadapted, adapted = through.embeddings
+        source = self.source_embedding[name]
+        if unadapted.shape[1:] != source.shape:
+            raise ValueError(
+                f"embedding='map' keeps whole maps of one size: the profile's at {name!r} is "
+                f"{tuple(source.shape)}, this image gives {tuple(unadapted.shape[1:])}. Use images "
+                "of the size the profile was collected from, or embedding='pooled' for any size."
+            )
+        if self.config.style == "source":
+            return source_style_loss(source, adapted)
+        return directional_style_loss(source, self.track(name, unadapted), adapted, unadapted)
+
+    def track(self, name: str, unadapted: Tensor) -> Tensor:
+        """Take E(x) into A, the moving average of the target embeddings, and return A."""
+        current = unadapted.detach().float().mean(0)
+        so_far = self.target_embedding.get(name, current)
+        self.target_embedding[name] = current.lerp(so_far, self.config.embedding_decay)
+        return self.target_embedding[name]
+
+    def gradients(self, total: Tensor) -> dict[str, Tensor]:
+        """Gradient of the loss for each γ, by name; zero for one the loss does not depend on."""
+        trainable = self.trainable
+        found = torch.autograd.grad(total, list(trainable.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(parameter) if gradient is None else gradient
+            for (name, parameter), gradient in zip(trainable.items(), found, strict=True)
+        }
+
+    @torch.no_grad()
+    def update(self, gradients: Mapping[str, Tensor]) -> None:
+        """One step of SGD with momentum; relative γ stays within its bound."""
+        bound = self.config.gamma_bound if self.config.gamma == "relative" else None
+        for name, parameter in self.trainable.items():
+            velocity = self.velocity[name].mul_(self.config.momentum).add_(gradients[name])
+            parameter.sub_(self.config.lr * velocity)
+            if bound is not None:
+                parameter.clamp_(-bound, bound)
+
+    # --- state ----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """γ and its velocity, and once begun A and the stream's statistics, of each BeIN."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.trainable.items():
+            state[name] = parameter.detach().clone()
+            state[f"{name}/velocity"] = self.velocity[name].clone()
+        for name, bein in self.bein.items():
+            kept = {
+                "mu_x": bein.mu_x,
+                "sigma_x": bein.sigma_x,
+                "target_embedding": self.target_embedding.get(name),
+            }
+            state.update({f"{name}/{k}": v.clone() for k, v in kept.items() if v is not None})
+        return state
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a state of the same layers and widths."""
+        self._check_state(state)
+        for name, parameter in self.trainable.items():
+            parameter.copy_(state[name])
+            self.velocity[name].copy_(state[f"{name}/velocity"])
+        self._rewind_statistics(state)
+        self.target_embedding = {
+            name: state[f"{name}/target_embedding"].to(self.device, copy=True)
+            for name in self.bein
+            if f"{name}/target_embedding" in state
+        }
+
+    def _rewind_statistics(self, state: Mapping[str, Tensor]) -> None:
+        for name, bein in self.bein.items():
+            for key in ("mu_x", "sigma_x"):
+                value = state.get(f"{name}/{key}")
+                setattr(bein, key, None if value is None else value.to(self.device, copy=True))
+
+    def _check_state(self, state: Mapping[str, Tensor]) -> None:
+        needed = {n: p.shape for n, p in self.trainable.items()}
+        needed |= {f"{n}/velocity": p.shape for n, p in self.trainable.items()}
+        optional = {
+            f"{n}/{key}": b.mu_s.shape for n, b in self.bein.items() for key in ("mu_x", "sigma_x")
+        }
+        optional |= {f"{n}/target_embedding": e.shape for n, e in self.source_embedding.items()}
+        known = needed | optional
+        for name in (*needed, *state):
+            if name not in state or name not in known or state[name].shape != known[name]:
+                seen = tuple(state[name].shape) if name in state else "missing"
+                wanted = tuple(known[name]) if name in known else "nothing of that name"
+                raise ValueError(
+                    f"this state does not fit the adapter: {name} is {seen}, expected {wanted}."
+                )
+            if not is_finite(state[name]):
+                raise ValueError(f"this state is damaged: {name} holds NaN or infinite numbers.")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward left behind at one BeIN."""
+
+    done: Transfer
+    embeddings: tuple[Tensor, Tensor]
+    """E(x) and E'(x), (B, ...): BeIN's input and output, pooled or as whole maps."""
+
+
+def batchnorm_style(module: nn.Module, name: str, channels: int) -> tuple[Tensor, Tensor]:
+    """(β, |α|) of the batch norm that ``module`` is or ends in: the supplement's source style."""
+    last = module
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
+    if not isinstance(last, nn.modules.batchnorm._BatchNorm):
+        raise ValueError(
+            f"source_style='batchnorm' needs a layer that ends in a batch norm; {name!r} "
+            f"({type(module).__name__}) ends in {type(last).__name__}. Name the batch norm "
+            "itself, or use source_style='collected'."
+        )
+    if last.num_features != channels:
+        raise ValueError(
+            f"the profile holds {channels} channels at {name!r}; "
+            f"its batch norm has {last.num_features}."
+        )
+    if last.weight is None or last.bias is None:
+        return torch.zeros(channels), torch.ones(channels)
+    return last.bias.detach().float(), last.weight.detach().float().abs()
+
+
+def _undone(reason: str, losses: Mapping[str, float] | None = None) -> StepReport:
+    return StepReport(rolled_back=True, reason=reason, losses=losses or {})
+
+
+def _one_of(name: str, value: str, *choices: str) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}.")
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value < high:
+        raise ValueError(f"{name} must lie in [{low}, {high}), not {value}.")

@@ -1,0 +1,29 @@
+"""Source: the model as it is, adapting nothing. The row every table starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from bestta.adapters.base import Adapter, StepReport
+from bestta.adapters.registry import register_adapter
+
+
+@register_adapter("source")
+class Source(Adapter):
+    """The source model behind the adapter's interface."""
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
+        """Predict."""
+        return self.predict_source(image), StepReport(reason="the source model does not adapt")
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing is learned."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to take over."""

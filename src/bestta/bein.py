@@ -1,0 +1,355 @@
+"""BeIN, the BESTTA instance normalisation (Eq. 6-8): transfer an image's style to the source style.
+
+The three equations fold into one affine map per channel, ``BeIN(x) = a * x + b``, so
+the layer costs one reduction (the statistics of ``x``) and one pass over the features::
+
+    σ̂_t = σ_s σ_x / (ρ σ_s + (1-ρ) σ_x + γ_σ)                               Eq. 7
+    μ̂_t = ρ (σ̂_t/σ_x) μ_x + (1-ρ) (σ̂_t/σ_s) μ_s + γ_μ                       Eq. 8
+    BeIN(x) = σ_s (x - μ̂_t) / σ̂_t + μ_s                                     Eq. 6
+
+    a = σ_s / σ̂_t         = ρ σ_s/σ_x + (1-ρ) + γ_σ/σ_x
+    b = μ_s - a μ̂_t       = ρ (μ_s - σ_s μ_x/σ_x) - a γ_μ
+
+With both γ at zero, ρ=0 is the identity and ρ=1 is AdaIN to the source style.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+EPS = 1e-5
+"""Added to the variance of the input, as instance norm does."""
+
+SLOPE_MIN, SLOPE_MAX = 0.01, 100.0
+"""Default bounds of the slope ``a``. σ̂_t of Eq. 7 has a pole where ``a`` crosses zero,
+behind which the features are inverted; the lower bound keeps ``a`` in front of it."""
+
+GammaShape = Literal["channel", "scalar"]
+
+
+def channel_axis(x: Tensor, channel_dim: int | None = None) -> int:
+    """The axis of ``x`` that holds its channels.
+
+    Maps (B, C, H, W) have it second and token sequences (B, N, C) last; ``channel_dim``
+    says otherwise, for instance ``-1`` for maps laid out as (B, H, W, C).
+    """
+    if not x.is_floating_point():
+        raise ValueError(f"BeIN needs floating-point features, not {x.dtype}.")
+    if x.dim() not in (3, 4):
+        raise ValueError(
+            f"BeIN works on maps (B, C, H, W) and token sequences (B, N, C); "
+            f"these features have shape {tuple(x.shape)}."
+        )
+    if x.numel() == 0:
+        raise ValueError(f"BeIN was given no features at all: shape {tuple(x.shape)}.")
+    axis = (1 if x.dim() == 4 else 2) if channel_dim is None else channel_dim % x.dim()
+    if axis == 0:
+        raise ValueError("channel_dim=0 is the batch; the channels must lie on another axis.")
+    return axis
+
+
+def instance_moments(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Mean and (population) variance of each channel of each sample, (B, C), in fp32 or wider."""
+    values = x.to(torch.promote_types(x.dtype, torch.float32))
+    over = [d for d in range(1, x.dim()) if d != axis]
+    variance, mean = torch.var_mean(values, dim=over, correction=0)
+    return mean, variance
+
+
+def bein_affine(
+    mu_x: Tensor,
+    sigma_x: Tensor,
+    mu_s: Tensor,
+    sigma_s: Tensor,
+    gamma_mu: Tensor,
+    gamma_sigma: Tensor,
+    rho: float,
+    *,
+    slope_min: float = SLOPE_MIN,
+    slope_max: float = SLOPE_MAX,
+) -> tuple[Tensor, Tensor]:
+    """Slope and offset of BeIN: Eq. 6-8 folded into one affine map ``a * x + b``.
+
+    The slope is bounded twice: what the two styles ask for (``a0``), and what γ_σ makes
+    of it. The offset is built from the bounded ``a0``, so that a bound changes how far the
+    features spread and never where their mean lands, ``ρ μ_s + (1-ρ) μ_x``. Within the
+    bounds this is exactly the offset of Eq. 6-8.
+
+    Args:
+        mu_x, sigma_x: Per-channel statistics of the input, (B, C).
+        mu_s, sigma_s: Source style, (C,).
+        gamma_mu, gamma_sigma: The learned parameters, (C,) or scalar.
+        rho: Weight of the input's own statistics, 0 to 1.
+        slope_min, slope_max: Bounds of the slope.
+
+    Returns:
+        ``a`` and ``b``, both (B, C), finite for finite statistics whatever the γ are.
+    """
+    # Whatever happened to γ, one poisoned channel must not become a NaN in every output.
+    limit = torch.finfo(mu_x.dtype).max / 8
+    gamma_sigma = torch.nan_to_num(gamma_sigma, nan=0.0)
+    gamma_mu = torch.nan_to_num(gamma_mu, nan=0.0)
+    a0 = (rho * sigma_s / sigma_x + (1 - rho)).clamp(slope_min, slope_max)
+    a = (a0 + gamma_sigma / sigma_x).clamp(slope_min, slope_max)
+    b = rho * mu_s + (1 - rho - a0) * mu_x - (a * gamma_mu).clamp(-limit, limit)
+    return a, b
+
+
+def apply_affine(x: Tensor, a: Tensor, b: Tensor, axis: int) -> Tensor:
+    """``a * x + b`` with ``a`` and ``b`` (B, C) spread over the channels of ``x``, in its dtype."""
+    shape = [1] * x.dim()
+    shape[0], shape[axis] = a.shape
+    y = torch.addcmul(b.view(shape), a.view(shape), x)
+    if y.dtype == x.dtype:
+        return y
+    # Half precision holds less than the fp32 the map is computed in: saturate, never overflow.
+    largest = torch.finfo(x.dtype).max
+    return y.clamp(-largest, largest).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What one pass through BeIN did, in numbers per channel: all that the losses need of it."""
+
+    mean: Tensor
+    """The input's own mean per channel, (B, C): the pooled embedding E(x)."""
+    variance: Tensor
+    """The input's own variance per channel, (B, C)."""
+    slope: Tensor
+    """``a`` of ``a * x + b``, (B, C)."""
+    offset: Tensor
+    """``b`` of ``a * x + b``, (B, C)."""
+    mu_x: Tensor
+    """The mean that was normalised with, (B, C): the image's own, or blended with the stream's."""
+    sigma_x: Tensor
+    """The deviation that was normalised with, (B, C)."""
+
+    @property
+    def adapted_mean(self) -> Tensor:
+        """Mean per channel of the output, (B, C): the pooled embedding E'(x), for free."""
+        return self.slope * self.mean + self.offset
+
+
+def transfer(
+    x: Tensor,
+    mu_s: Tensor,
+    sigma_s: Tensor,
+    gamma_mu: Tensor,
+    gamma_sigma: Tensor,
+    rho: float,
+    *,
+    relative: bool = False,
+    eps: float = EPS,
+    slope_min: float = SLOPE_MIN,
+    slope_max: float = SLOPE_MAX,
+    channel_dim: int | None = None,
+    stream: tuple[Tensor, Tensor] | None = None,
+    stream_weight: float = 0.0,
+) -> tuple[Tensor, Transfer]:
+    """`bein`, and what it did; ``stream`` are the statistics (μ, σ) of the images before, (C,)."""
+    axis = channel_axis(x, channel_dim)
+    if x.shape[axis] != mu_s.numel():
+        raise ValueError(
+            f"BeIN holds a source style of {mu_s.numel()} channels; "
+            f"these features, {tuple(x.shape)}, have {x.shape[axis]} (on axis {axis})."
+        )
+    mean, variance = instance_moments(x, axis)
+    mu_x, sigma_x = mean, (variance + eps).sqrt()
+    if stream is not None:
+        mu_x = stream_weight * stream[0] + (1 - stream_weight) * mu_x
+        sigma_x = stream_weight * stream[1] + (1 - stream_weight) * sigma_x
+    if relative:
+        gamma_mu, gamma_sigma = sigma_s * gamma_mu, sigma_s * gamma_sigma
+    a, b = bein_affine(
+        mu_x,
+        sigma_x,
+        mu_s,
+        sigma_s,
+        gamma_mu,
+        gamma_sigma,
+        rho,
+        slope_min=slope_min,
+        slope_max=slope_max,
+    )
+    return apply_affine(x, a, b, axis), Transfer(mean, variance, a, b, mu_x, sigma_x)
+
+
+def bein(
+    x: Tensor,
+    mu_s: Tensor,
+    sigma_s: Tensor,
+    gamma_mu: Tensor | float,
+    gamma_sigma: Tensor | float,
+    rho: float,
+    *,
+    relative: bool = False,
+    eps: float = EPS,
+    slope_min: float = SLOPE_MIN,
+    slope_max: float = SLOPE_MAX,
+    channel_dim: int | None = None,
+) -> Tensor:
+    """BeIN (Eq. 6-8) as a function: each sample of ``x`` normalised by itself.
+
+    Args:
+        x: Features, (B, C, H, W) or (B, N, C), of any floating dtype and memory format.
+        mu_s, sigma_s: Source style: mean and deviation of the source features, (C,).
+        gamma_mu, gamma_sigma: The learned parameters of Eq. 7-8, (C,) or scalar.
+        rho: Weight of the input's own statistics: 0 is the identity, 1 is AdaIN (for γ = 0).
+        relative: Read both γ in units of ``sigma_s`` instead of absolutely as in Eq. 7-8.
+        eps: Added to the variance of the input.
+        slope_min, slope_max: Bounds of the slope ``a``, ``0 < slope_min < 1 < slope_max``.
+        channel_dim: Where the channels lie, if not where `channel_axis` expects them.
+
+    Returns:
+        The transferred features, with the shape, dtype and memory format of ``x``.
+
+    Example:
+        >>> x = torch.randn(1, 2, 8, 8) * 3 + 5                   # an unfamiliar style
+        >>> y = bein(x, torch.zeros(2), torch.ones(2), 0.0, 0.0, rho=1.0)
+        >>> bool(y.mean().abs() < 1e-5), bool((y.std() - 1).abs() < 1e-2)
+        (True, True)
+    """
+    mu_s, sigma_s = check_style(mu_s, sigma_s)
+    check_range(rho, slope_min, slope_max, eps)
+    y, _ = transfer(
+        x,
+        mu_s,
+        sigma_s,
+        check_gamma("gamma_mu", gamma_mu, mu_s),
+        check_gamma("gamma_sigma", gamma_sigma, mu_s),
+        rho,
+        relative=relative,
+        eps=eps,
+        slope_min=slope_min,
+        slope_max=slope_max,
+        channel_dim=channel_dim,
+    )
+    return y
+
+
+class BeIN(nn.Module):
+    """BeIN as a layer: the source style, and the two parameters γ_μ and γ_σ that are learned.
+
+    Args:
+        mu_s, sigma_s: Source style, (C,).
+        rho: Weight of the input's own statistics, 0 to 1.
+        gamma_shape: ``"channel"`` for γ of shape (C,), ``"scalar"`` for two numbers in all.
+        relative: Learn γ in units of ``sigma_s`` instead of absolutely as in Eq. 7-8.
+        statistics_decay: 0 normalises each image by its own statistics, as in the paper; above 0,
+            by their exponential moving average over the stream (``mu_x``, ``sigma_x``), which
+            every forward then advances.
+        eps, slope_min, slope_max, channel_dim: As in `bein`.
+    """
+
+    mu_s: Tensor
+    sigma_s: Tensor
+    mu_x: Tensor | None
+    sigma_x: Tensor | None
+
+    def __init__(
+        self,
+        mu_s: Tensor,
+        sigma_s: Tensor,
+        rho: float = 0.7,
+        *,
+        gamma_shape: GammaShape = "channel",
+        relative: bool = False,
+        statistics_decay: float = 0.0,
+        eps: float = EPS,
+        slope_min: float = SLOPE_MIN,
+        slope_max: float = SLOPE_MAX,
+        channel_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        mu_s, sigma_s = check_style(mu_s, sigma_s)
+        check_range(rho, slope_min, slope_max, eps)
+        if gamma_shape not in ("channel", "scalar"):
+            raise ValueError(f"gamma_shape is 'channel' or 'scalar', not {gamma_shape!r}.")
+        if not 0 <= statistics_decay < 1:
+            raise ValueError(f"statistics_decay must lie in [0, 1), not {statistics_decay}.")
+        self.rho = rho
+        self.relative = relative
+        self.statistics_decay = statistics_decay
+        self.eps, self.slope_min, self.slope_max = eps, slope_min, slope_max
+        self.channel_dim = channel_dim
+        self.register_buffer("mu_s", mu_s.detach().clone())
+        self.register_buffer("sigma_s", sigma_s.detach().clone())
+        self.register_buffer("mu_x", None)
+        self.register_buffer("sigma_x", None)
+        start = torch.zeros_like(mu_s) if gamma_shape == "channel" else mu_s.new_zeros(())
+        self.gamma_mu = nn.Parameter(start.detach().clone())
+        self.gamma_sigma = nn.Parameter(start.detach().clone())
+
+    def transfer(self, x: Tensor) -> tuple[Tensor, Transfer]:
+        """BeIN(x), and what it did; advances the stream's statistics if they are kept."""
+        stream = None if self.mu_x is None or self.sigma_x is None else (self.mu_x, self.sigma_x)
+        y, done = transfer(
+            x,
+            self.mu_s,
+            self.sigma_s,
+            self.gamma_mu,
+            self.gamma_sigma,
+            self.rho,
+            relative=self.relative,
+            eps=self.eps,
+            slope_min=self.slope_min,
+            slope_max=self.slope_max,
+            channel_dim=self.channel_dim,
+            stream=stream,
+            stream_weight=self.statistics_decay,
+        )
+        if self.statistics_decay > 0:
+            # Choice: a batch moves the average once, by the mean of its samples.
+            self.mu_x = done.mu_x.detach().mean(0)
+            self.sigma_x = done.sigma_x.detach().mean(0)
+        return y, done
+
+    def forward(self, x: Tensor) -> Tensor:
+        """BeIN(x), (B, C, H, W) or (B, N, C) as ``x``."""
+        return self.transfer(x)[0]
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(layer)``."""
+        kind = "relative" if self.relative else "absolute"
+        return f"{self.mu_s.numel()}, rho={self.rho}, {kind} gamma of {self.gamma_mu.numel()}"
+
+
+def check_style(mu_s: Tensor, sigma_s: Tensor) -> tuple[Tensor, Tensor]:
+    """The source style, in fp32 or wider, or a ValueError that says what is wrong with it."""
+    if mu_s.dim() != 1 or mu_s.shape != sigma_s.shape or mu_s.numel() == 0:
+        raise ValueError(
+            f"the source style is two vectors of one number per channel; "
+            f"seen: mu_s {tuple(mu_s.shape)}, sigma_s {tuple(sigma_s.shape)}."
+        )
+    if not bool((mu_s.isfinite() & sigma_s.isfinite() & (sigma_s >= 0)).all()):
+        raise ValueError("the source style must be finite, and its deviations not negative.")
+    dtype = torch.promote_types(mu_s.dtype, torch.float32)
+    return mu_s.to(dtype), sigma_s.to(dtype)
+
+
+def check_gamma(name: str, gamma: Tensor | float, mu_s: Tensor) -> Tensor:
+    """γ as a tensor beside ``mu_s``, (C,) or scalar, or a ValueError."""
+    gamma = torch.as_tensor(gamma, device=mu_s.device)
+    if gamma.dim() > 1 or gamma.numel() not in (1, mu_s.numel()):
+        raise ValueError(
+            f"{name} is a scalar or one number per channel ({mu_s.numel()}); "
+            f"its shape is {tuple(gamma.shape)}."
+        )
+    return gamma.to(torch.promote_types(gamma.dtype, mu_s.dtype))
+
+
+def check_range(rho: float, slope_min: float, slope_max: float, eps: float) -> None:
+    """Raise a ValueError unless the settings of BeIN make sense."""
+    if not 0 <= rho <= 1:
+        raise ValueError(f"rho must lie in [0, 1], not {rho}.")
+    if not 0 < slope_min < 1 < slope_max < float("inf"):
+        raise ValueError(
+            f"the slope's bounds must satisfy 0 < slope_min < 1 < slope_max; "
+            f"seen: ({slope_min}, {slope_max})."
+        )
+    if not 0 < eps < float("inf"):
+        raise ValueError(f"eps must be positive, not {eps}.")

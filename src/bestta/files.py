@@ -1,0 +1,60 @@
+"""Tensors and a description in one safetensors file: written whole or not at all, no pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+KEY = "bestta"
+
+
+def save_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> None:
+    """Write ``tensors`` and the JSON-able ``about`` to ``path``, which is replaced in one move.
+
+    An interrupted write leaves the file of before; a device that loses power never
+    comes back to half a state.
+    """
+    path = Path(path)
+    data = safetensors.torch.save(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+        metadata={KEY: json.dumps(about)},
+    )
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load_tensors(
+    path: str | os.PathLike[str], kind: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote; ``kind`` is what ``about["kind"]`` must say."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no {kind} at {path}.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = json.loads(metadata[KEY])
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not a {kind}: it is no safetensors file written by bestta ({error})."
+        ) from error
+    if about.get("kind") != kind:
+        raise ValueError(f"{path} holds a {about.get('kind')}, not a {kind}.")
+    return tensors, about

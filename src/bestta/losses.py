@@ -1,0 +1,104 @@
+"""The style-guided losses of BESTTA (Sec. 3.3): style, content, entropy, L2 and their total.
+
+Embeddings are (B, ...): a pooled channel vector or a whole feature map per sample. Every
+loss is the mean over the samples, computed in fp32 or wider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+
+def cosine(u: Tensor, v: Tensor) -> Tensor:
+    """Cosine similarity of each sample of ``u`` with that of ``v``, both (B, ...), as (B,).
+
+    A zero vector has no direction: its similarity is 0, and so is the gradient (the
+    usual form, which divides by a tiny number instead, returns one of about 1e8).
+    """
+    u, v = _flat(u), _flat(v)
+    return (u * v).sum(1) * _inverse_root((u * u).sum(1)) * _inverse_root((v * v).sum(1))
+
+
+def directional_style_loss(
+    source: Tensor, target_average: Tensor, adapted: Tensor, unadapted: Tensor
+) -> Tensor:
+    """Eq. 9: does the adaptation move the embedding from the target towards the source?
+
+    ``1 - cos(mean source embedding - A, E'(x) - E(x))``.
+
+    Args:
+        source: Mean source embedding, (...).
+        target_average: A, the moving average of the target embeddings, (...).
+        adapted, unadapted: E'(x) and E(x), (B, ...).
+    """
+    direction = (source - target_average).unsqueeze(0)
+    return (1 - cosine(adapted - unadapted, direction)).mean()
+
+
+def source_style_loss(source: Tensor, adapted: Tensor) -> Tensor:
+    """The style loss of the classification part: ``1 - cos(mean source embedding, E'(x))``."""
+    return (1 - cosine(adapted, source.unsqueeze(0))).mean()
+
+
+def content_loss(unadapted: Tensor, adapted: Tensor) -> Tensor:
+    """Eq. 10: ``1 - cos(E(x), E'(x))`` over the whole feature maps, (B, ...)."""
+    return (1 - cosine(unadapted, adapted)).mean()
+
+
+def content_loss_of_affine(mean: Tensor, variance: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Eq. 10 for ``E'(x) = a E(x) + b``, from the moments of E(x) alone: no pass over the map.
+
+    Per channel, with everything divided by the number of positions, ``<E, E'>`` is
+    ``a m2 + b m`` and ``<E', E'>`` is ``a² m2 + 2ab m + b²``, where ``m2 = variance + mean²``.
+
+    Args:
+        mean, variance: Moments of E(x) per channel, (B, C).
+        a, b: The affine map, (B, C).
+    """
+    mean_square = variance + mean**2
+    product = (a * mean_square + b * mean).sum(1)
+    unadapted = mean_square.sum(1)
+    # As a sum of squares, which rounding cannot make negative.
+    adapted = (a**2 * variance + (a * mean + b) ** 2).sum(1)
+    return (1 - product * _inverse_root(unadapted) * _inverse_root(adapted)).mean()
+
+
+def entropy_loss(logits: Tensor) -> Tensor:
+    """Eq. 12: the entropy of the prediction, (B, K) or (B, K, H, W), averaged over it."""
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1).mean()
+
+
+def l2_loss(gamma_mu: Tensor, gamma_sigma: Tensor) -> Tensor:
+    """Eq. 11: ``||γ_μ|| + ||γ_σ||``, a norm and not its square; its gradient at zero is zero."""
+    norms = [torch.linalg.vector_norm(gamma) for gamma in (gamma_mu, gamma_sigma)]
+    return torch.stack(norms).sum()
+
+
+def total_loss(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """Eq. 13: the weighted sum of the losses at hand."""
+    if not losses:
+        raise ValueError("there is no loss to sum: every weight is 0.")
+    return torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
+
+
+def average(losses: Iterable[Tensor]) -> Tensor:
+    """The mean of one loss over several BeINs.
+
+    Choice: with several layers the paper does not say how they combine; the mean keeps
+    the λ of one layer in proportion to the entropy, of which there is only one.
+    """
+    return torch.stack(list(losses)).mean()
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.flatten(1).to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _inverse_root(square: Tensor) -> Tensor:
+    """``1 / sqrt(square)`` of a squared norm, and a constant 0 where there is no length."""
+    zero = square <= 1e-24
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, square).rsqrt())

@@ -1,0 +1,377 @@
+"""SourceProfile: what is known of the source at each chosen layer, in one small file.
+
+Before deployment the model sees unlabelled source images once. Kept are, per layer, the source
+style (μ̄_s, σ̄_s) and the mean source embedding, averaged over the images as they come: neither
+the images nor their features stay. On board the profile stands in for the source data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bestta._version import __version__
+from bestta.bein import channel_axis, instance_moments
+from bestta.files import load_tensors, save_tensors
+from bestta.insertion import FeatureFunction, check_eval, check_ran_once, find_module, inserted
+from bestta.outputs import OutputKey, Task, select_logits, task_of
+from bestta.progress import Progress
+
+KIND = "source profile"
+FORMAT = 1
+
+Embedding = Literal["pooled", "map"]
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Which model a profile or a state belongs to."""
+
+    architecture: str
+    """Class name of the model."""
+    parameters: int
+    """Number of its parameters."""
+    fingerprint: str
+    """Digest of the names, shapes and values of its parameters and buffers."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelIdentity:
+        """Identify ``model``.
+
+        The values enter rounded to bfloat16: the same weights in fp32 and in bf16, on any
+        device and in any memory format, are the same model. Counters of training steps
+        (integer buffers) do not enter.
+        """
+        digest = hashlib.sha256()
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if not tensor.is_floating_point():
+                continue
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            values = tensor.detach().to("cpu", torch.bfloat16).contiguous()
+            digest.update(values.view(torch.uint8).numpy().data if values.numel() else b"")
+        count = sum(p.numel() for p in model.parameters())
+        return cls(type(model).__name__, count, digest.hexdigest()[:16])
+
+    def __str__(self) -> str:
+        return f"{self.architecture} ({self.parameters:,} parameters, {self.fingerprint})"
+
+    def check(self, model: nn.Module, what: str) -> None:
+        """Raise a ValueError that names both sides unless ``model`` is this one."""
+        other = ModelIdentity.of(model)
+        if other.fingerprint == self.fingerprint:
+            return
+        same = (other.architecture, other.parameters) == (self.architecture, self.parameters)
+        raise ValueError(
+            f"this {what} belongs to another model.\n"
+            f"  {what}: {self}\n  model given: {other}\n"
+            + ("Same architecture, other weights: " if same else "")
+            + f"load the weights the {what} was made with, or make a new one for this model."
+        )
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """The source style at one layer. Every tensor is an average over images, in float64."""
+
+    mu: Tensor
+    """μ̄_s, the mean of the images' channel means, (C,). It is also the mean pooled embedding."""
+    sigma: Tensor
+    """σ̄_s, the mean of the images' channel deviations, (C,)."""
+    channel_dim: int | None = None
+    """Where the channels lie, if not at the usual place."""
+    embedding_map: Tensor | None = None
+    """The mean source embedding as a whole map, if it was asked for, shaped like the features."""
+
+    def embedding(self, kind: Embedding) -> Tensor:
+        """The mean source embedding: (C,) if pooled, otherwise shaped like the features."""
+        if kind == "pooled":
+            return self.mu
+        if self.embedding_map is None:
+            raise ValueError(
+                "this profile holds pooled embeddings only; for embedding='map' collect it with "
+                "SourceProfile.collect(…, embedding='map')."
+            )
+        return self.embedding_map
+
+    def merged(self, other: LayerProfile, weight: float) -> LayerProfile:
+        """The average of both, ``other`` counting with ``weight`` (0 to 1)."""
+        maps = None
+        if self.embedding_map is not None and other.embedding_map is not None:
+            if self.embedding_map.shape != other.embedding_map.shape:
+                raise ValueError(
+                    "embedding='map' needs images of one size: maps of shape "
+                    f"{tuple(self.embedding_map.shape)} and {tuple(other.embedding_map.shape)}. "
+                    "Pooled embeddings take any."
+                )
+            maps = self.embedding_map.lerp(other.embedding_map, weight)
+        return replace(
+            self,
+            mu=self.mu.lerp(other.mu, weight),
+            sigma=self.sigma.lerp(other.sigma, weight),
+            embedding_map=maps,
+        )
+
+
+@dataclass(frozen=True)
+class SourceProfile:
+    """What is known of the source, collected in one pass over unlabelled source images.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
+        >>> profile = SourceProfile.collect(model, torch.rand(5, 3, 8, 8), layers=["0"])
+        >>> profile.images, profile.task, profile.layers["0"].mu.shape
+        (5, 'segmentation', torch.Size([4]))
+    """
+
+    layers: Mapping[str, LayerProfile]
+    """The source style by name of layer, in the order the layers run."""
+    images: int
+    """How many images went in."""
+    model: ModelIdentity
+    """The model it was collected from."""
+    task: Task
+    """Told from the model's logits."""
+    input_channels: int
+    """Channels of the images."""
+    output: OutputKey = None
+    """Where the model keeps its logits."""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings by method that `bestta.adapt` takes unless it is told otherwise."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """When and with what it was made, and whatever its maker noted."""
+
+    def __post_init__(self) -> None:
+        if not self.layers or self.images < 1:
+            raise ValueError(
+                f"an empty profile: {len(self.layers)} layers, {self.images} images. Collect one "
+                "with SourceProfile.collect(model, images, layers)."
+            )
+
+    @classmethod
+    def collect(
+        cls,
+        model: nn.Module,
+        images: Iterable[Any],
+        layers: Sequence[str] | str,
+        *,
+        embedding: Embedding = "pooled",
+        output: OutputKey = None,
+        channel_dim: int | Mapping[str, int] | None = None,
+        note: str = "",
+        progress: bool | None = None,
+    ) -> SourceProfile:
+        """Collect the profile of ``model`` at ``layers`` in one pass over ``images``.
+
+        Args:
+            model: The source model, in eval mode. It is left as it is.
+            images: Batches (B, 3, H, W) normalised as the model wants them, or tuples that begin
+                with one: a DataLoader over a labelled set works as it is. Sizes may differ.
+            layers: Names of modules, as `bestta.layers` lists them.
+            embedding: ``"pooled"`` keeps a channel vector per layer; ``"map"`` keeps the mean
+                feature map as well (megabytes, and images of one size only).
+            output: Where the model keeps its logits, if it is not plain.
+            channel_dim: Where the channels of a layer's features lie, if not at the usual place.
+            note: Anything worth remembering, kept in the provenance.
+            progress: Show how far it is; by default on a terminal.
+        """
+        names = [layers] if isinstance(layers, str) else list(layers)
+        if not names:
+            raise ValueError("no layers given: name at least one, as bestta.layers(model) lists.")
+        check_eval(model)
+        for name in names:
+            find_module(model, name)
+        if embedding not in ("pooled", "map"):
+            raise ValueError(f"embedding is 'pooled' or 'map', not {embedding!r}.")
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+        total: SourceProfile | None = None
+        identity = ModelIdentity.of(model)
+        sizes: dict[str, int] = {}
+        skipped = 0
+        with Progress("source images", show=progress) as shown:
+            for item in _batches(images):
+                image = check_image(_first(item)).to(device)
+                shown.advance(len(image))
+                finite = image.isfinite().flatten(1).all(1)
+                skipped += int((~finite).sum())
+                if not bool(finite.any()):
+                    continue
+                image = image[finite]
+                seen: dict[str, LayerProfile] = {}
+
+                def look(name: str, seen: dict[str, LayerProfile] = seen) -> FeatureFunction:
+                    dim = channel_dim.get(name) if isinstance(channel_dim, Mapping) else channel_dim
+                    return lambda x: seen.update({name: _layer_profile(x, dim, embedding)})
+
+                with torch.no_grad(), inserted(model, {n: look(n) for n in names}) as runs:
+                    logits = select_logits(model(image), output)
+                check_ran_once(runs, dict.fromkeys(names), model)
+                if not all(bool(p.mu.isfinite().all()) for p in seen.values()):
+                    skipped += len(image)
+                    continue
+                size = f"{image.shape[3]}x{image.shape[2]}"
+                sizes[size] = sizes.get(size, 0) + len(image)
+                batch = cls(seen, len(image), identity, task_of(logits), image.shape[1], output)
+                total = batch if total is None else total._averaged(batch)
+        if skipped:
+            warnings.warn(
+                f"{skipped} source images gave NaN or infinite values and were left out.",
+                stacklevel=2,
+            )
+        if total is None:
+            raise ValueError(
+                "a profile of no images: "
+                + ("all of them gave NaN or infinite values." if skipped else "none were given.")
+            )
+        provenance = {
+            "collected": datetime.now(UTC).isoformat(timespec="seconds"),
+            "bestta": __version__,
+            "torch": torch.__version__,
+            "sizes": sizes,
+            "skipped": skipped,
+            "note": note,
+        }
+        return replace(total, provenance=provenance)
+
+    def merge(self, other: SourceProfile) -> SourceProfile:
+        """The profile of both sets of images together, as if collected in one pass."""
+        if self.model.fingerprint != other.model.fingerprint:
+            raise ValueError(
+                f"profiles of two models do not merge: {self.model} and {other.model}."
+            )
+        if set(self.layers) != set(other.layers):
+            raise ValueError(
+                "profiles merge when they hold the same layers; these hold "
+                f"{', '.join(self.layers)} and {', '.join(other.layers)}."
+            )
+        return replace(
+            self._averaged(other),
+            provenance={"merged": [dict(self.provenance), dict(other.provenance)]},
+        )
+
+    def _averaged(self, other: SourceProfile) -> SourceProfile:
+        images = self.images + other.images
+        weight = other.images / images
+        layers = {n: p.merged(other.layers[n], weight) for n, p in self.layers.items()}
+        return replace(self, layers=layers, images=images)
+
+    def check(self, model: nn.Module) -> None:
+        """Raise a ValueError that names both sides unless this is the profile of ``model``."""
+        self.model.check(model, KIND)
+
+    def select(self, names: Iterable[str]) -> dict[str, LayerProfile]:
+        """The layers called ``names``, or a ValueError that says which ones there are."""
+        chosen = {}
+        for name in names:
+            if name not in self.layers:
+                raise ValueError(
+                    f"this profile has no layer {name!r}; it was collected at "
+                    f"{', '.join(self.layers)}. Collect it anew with the layer you want."
+                )
+            chosen[name] = self.layers[name]
+        return chosen
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile as one safetensors file."""
+        tensors = {}
+        for name, layer in self.layers.items():
+            tensors[f"{name}/mu"], tensors[f"{name}/sigma"] = layer.mu, layer.sigma
+            if layer.embedding_map is not None:
+                tensors[f"{name}/embedding_map"] = layer.embedding_map
+        about = {
+            "kind": KIND,
+            "format": FORMAT,
+            "layers": {name: {"channel_dim": p.channel_dim} for name, p in self.layers.items()},
+            "images": self.images,
+            "model": vars(self.model),
+            "task": self.task,
+            "input_channels": self.input_channels,
+            "output": self.output,
+            "settings": {name: dict(values) for name, values in self.settings.items()},
+            "provenance": dict(self.provenance),
+        }
+        save_tensors(path, tensors, about)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> SourceProfile:
+        """Read a profile; with ``model``, raise a ValueError unless it is that model's."""
+        tensors, about = load_tensors(path, KIND)
+        if about.get("format") != FORMAT:
+            raise ValueError(
+                f"{path} is a {KIND} of format {about.get('format')}; "
+                f"this version of bestta reads format {FORMAT}."
+            )
+        layers = {
+            name: LayerProfile(
+                tensors[f"{name}/mu"],
+                tensors[f"{name}/sigma"],
+                more["channel_dim"],
+                tensors.get(f"{name}/embedding_map"),
+            )
+            for name, more in about["layers"].items()
+        }
+        profile = cls(
+            layers=layers,
+            images=about["images"],
+            model=ModelIdentity(**about["model"]),
+            task=about["task"],
+            input_channels=about["input_channels"],
+            output=about["output"],
+            settings=about["settings"],
+            provenance=about["provenance"],
+        )
+        if model is not None:
+            profile.check(model)
+        return profile
+
+    def __str__(self) -> str:
+        layers = ", ".join(f"{name} ({p.mu.numel()})" for name, p in self.layers.items())
+        return f"source profile of {self.model}: {self.images} images, {self.task}, at {layers}"
+
+
+def check_image(image: Any) -> Tensor:
+    """``image`` as a batch (B, C, H, W) of floating-point pixels, or a ValueError."""
+    if not isinstance(image, Tensor):
+        raise ValueError(
+            f"images are tensors (B, 3, H, W), not {type(image).__name__}; "
+            "turn arrays into tensors with torch.from_numpy."
+        )
+    if image.dim() != 4 or image.numel() == 0:
+        hint = " Add the batch axis: image.unsqueeze(0)." if image.dim() == 3 else ""
+        raise ValueError(
+            f"images are batches (B, 3, H, W) of at least one; "
+            f"this has shape {tuple(image.shape)}.{hint}"
+        )
+    if not image.is_floating_point():
+        raise ValueError(
+            f"images are floating-point, normalised as the model wants them; this is {image.dtype}."
+        )
+    return image
+
+
+def _batches(images: Iterable[Any]) -> Iterable[Any]:
+    """One tensor of many images goes through one image at a time."""
+    return torch.split(images, 1) if isinstance(images, Tensor) and images.dim() == 4 else images
+
+
+def _first(item: Any) -> Any:
+    return item[0] if isinstance(item, tuple | list) and item else item
+
+
+def _layer_profile(x: Tensor, channel_dim: int | None, embedding: Embedding) -> LayerProfile:
+    """The profile of one batch of features."""
+    mean, variance = instance_moments(x, channel_axis(x, channel_dim))
+    return LayerProfile(
+        mu=mean.cpu().double().mean(0),
+        sigma=variance.cpu().double().sqrt().mean(0),
+        channel_dim=channel_dim,
+        embedding_map=x.cpu().double().mean(0) if embedding == "map" else None,
+    )
