@@ -24,7 +24,7 @@ from torch import Tensor, nn
 EPS = 1e-5
 """Added to the variance of the input, as instance norm does."""
 
-SLOPE_MIN, SLOPE_MAX = 0.01, 100.0
+SLOPE_MIN, SLOPE_MAX = 1e-3, 1e3
 """Default bounds of the slope ``a``. σ̂_t of Eq. 7 has a pole where ``a`` crosses zero,
 behind which the features are inverted; the lower bound keeps ``a`` in front of it."""
 

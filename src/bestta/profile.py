@@ -55,7 +55,7 @@ class ModelIdentity:
             if not tensor.is_floating_point():
                 continue
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
-            values = tensor.detach().to("cpu", torch.bfloat16).contiguous()
+            values = tensor.detach().to("cpu", torch.bfloat16).contiguous().flatten()
             digest.update(values.view(torch.uint8).numpy().data if values.numel() else b"")
         count = sum(p.numel() for p in model.parameters())
         return cls(type(model).__name__, count, digest.hexdigest()[:16])

@@ -57,9 +57,9 @@ class BesttaConfig(AdapterConfig):
     """Directional style loss (Eq. 9), or the source cosine of the classification part."""
 
     gamma: Literal["relative", "absolute"] = "relative"
-    """Learn γ in units of σ̄_s, or absolutely as Eq. 7-8 are written. The supplement's derivation has
-    γ_σ = σ̄_s γ', and σ̄_s differs by orders of magnitude between channels: with absolute γ one
-    learning rate is far too large for some channels and nothing for others."""
+    """Learn γ in units of σ̄_s, or absolutely as Eq. 7-8 are written. The supplement derives
+    γ_σ = σ̄_s γ' itself, and σ̄_s differs by orders of magnitude between channels: with absolute γ,
+    one learning rate is far too large for some channels and nothing for others."""
     gamma_shape: GammaShape = "channel"
     """One γ per channel, or one number ("two parameters" in all). The paper speaks of two
     parameters, yet takes their L2 norm."""

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from nets import Classifier, Segmenter, randomise, stream
+
+from bestta import SourceProfile
+
+# A loaded machine is slow, not wrong: no example has a deadline.
+settings.register_profile(
+    "bestta", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("bestta")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_one_seed():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def segmenter() -> Segmenter:
+    return randomise(Segmenter(), seed=1)
+
+
+@pytest.fixture
+def classifier() -> Classifier:
+    return randomise(Classifier(), seed=2)
+
+
+@pytest.fixture
+def profile(segmenter) -> SourceProfile:
+    return SourceProfile.collect(
+        segmenter, stream(8, seed=3), layers=["layer1", "layer2", "layer3", "layer4"]
+    )

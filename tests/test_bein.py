@@ -1,0 +1,295 @@
+"""BeIN against the paper's equations, at its limits, and on whatever features there are."""
+
+from __future__ import annotations
+
+import oracle
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import bestta
+from bestta.bein import SLOPE_MAX, SLOPE_MIN, BeIN, bein_affine
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def style(channels: int, seed: int = 0, dtype: torch.dtype = torch.float64):
+    """A source style and both γ, small enough for the slope to stay within its bounds."""
+    g = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float) -> torch.Tensor:
+        return torch.rand(channels, generator=g, dtype=dtype) * (high - low) + low
+
+    return uniform(-1, 1), uniform(0.5, 2), uniform(-0.3, 0.3), uniform(-0.1, 0.3)
+
+
+def features(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=g, dtype=dtype) * 2 + 0.7
+
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(2, 7), st.integers(2, 7))
+
+
+@given(shapes, st.floats(0, 1), st.integers(0, 2**16))
+def test_values_equal_the_equations(shape, rho, seed):
+    x, (mu_s, sigma_s, gamma_mu, gamma_sigma) = features(*shape, seed=seed), style(shape[1], seed)
+    ours = bestta.bein(x, mu_s, sigma_s, gamma_mu, gamma_sigma, rho)
+    literal = oracle.bein(x, mu_s, sigma_s, gamma_mu, gamma_sigma, rho)
+    torch.testing.assert_close(ours, literal, rtol=1e-9, atol=1e-9)
+
+
+@given(shapes, st.floats(0, 1), st.integers(0, 2**16))
+def test_gradients_equal_those_of_the_equations(shape, rho, seed):
+    weight = features(*shape, seed=seed + 1)
+
+    def gradients(function):
+        inputs = [features(*shape, seed=seed), *style(shape[1], seed)]
+        for tensor in inputs:
+            tensor.requires_grad_()
+        (function(*inputs, rho) * weight).sum().backward()
+        return [tensor.grad for tensor in inputs]
+
+    for ours, literal in zip(gradients(bestta.bein), gradients(oracle.bein), strict=True):
+        torch.testing.assert_close(ours, literal, rtol=1e-7, atol=1e-7)
+
+
+def test_gradients_pass_the_numerical_check():
+    inputs = [t.requires_grad_() for t in (features(2, 3, 3, 4), *style(3))]
+    assert torch.autograd.gradcheck(lambda *t: bestta.bein(*t, 0.7), inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 3, 1, 1), (2, 7, 3)])
+def test_rho_zero_without_gamma_is_the_identity_bit_for_bit(dtype, shape):
+    x = features(*shape).to(dtype)
+    mu_s, sigma_s, _, _ = style(3, dtype=torch.float32)
+    assert torch.equal(bestta.bein(x, mu_s, sigma_s, 0.0, 0.0, 0.0), x)
+
+
+def test_rho_one_without_gamma_is_adain():
+    """The independent implementation is PyTorch's instance norm with the source style as affine."""
+    x, (mu_s, sigma_s, _, _) = features(3, 4, 6, 5), style(4)
+    adain = F.instance_norm(x, weight=sigma_s, bias=mu_s, eps=1e-5)
+    torch.testing.assert_close(bestta.bein(x, mu_s, sigma_s, 0.0, 0.0, 1.0), adain)
+
+
+def test_rho_one_without_gamma_gives_every_image_the_source_style():
+    x, (mu_s, sigma_s, _, _) = features(3, 4, 9, 8), style(4)
+    y = bestta.bein(x, mu_s, sigma_s, 0.0, 0.0, 1.0)
+    torch.testing.assert_close(y.mean((2, 3)), mu_s.expand(3, 4))
+    torch.testing.assert_close(
+        y.std((2, 3), correction=0), sigma_s.expand(3, 4), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_without_gamma_the_mean_lands_between_source_and_input_by_rho():
+    x, (mu_s, sigma_s, _, _) = features(2, 4, 9, 8), style(4)
+    y = bestta.bein(x, mu_s, sigma_s, 0.0, 0.0, 0.7)
+    torch.testing.assert_close(y.mean((2, 3)), 0.7 * mu_s + 0.3 * x.mean((2, 3)))
+
+
+def test_each_sample_is_normalised_by_itself():
+    x, parameters = features(4, 3, 5, 6), style(3)
+    together = bestta.bein(x, *parameters, 0.7)
+    alone = torch.cat([bestta.bein(sample, *parameters, 0.7) for sample in x.split(1)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=0)
+
+
+def test_tokens_are_maps_with_the_channels_last():
+    x, parameters = features(2, 3, 4, 5), style(3)
+    tokens = bestta.bein(x.flatten(2).mT, *parameters, 0.7)
+    torch.testing.assert_close(tokens.mT.unflatten(2, (4, 5)), bestta.bein(x, *parameters, 0.7))
+
+
+def test_maps_may_hold_their_channels_last():
+    x, parameters = features(2, 3, 4, 5), style(3)
+    y = bestta.bein(x.permute(0, 2, 3, 1), *parameters, 0.7, channel_dim=-1)
+    torch.testing.assert_close(y.permute(0, 3, 1, 2), bestta.bein(x, *parameters, 0.7))
+
+
+def test_memory_format_is_kept_and_changes_no_value():
+    x, parameters = features(2, 3, 4, 5), style(3)
+    y = bestta.bein(x.to(memory_format=torch.channels_last), *parameters, 0.7)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(y, bestta.bein(x, *parameters, 0.7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_the_fp32_result_once(dtype):
+    x, parameters = features(2, 3, 8, 8).to(dtype), style(3, dtype=torch.float32)
+    y = bestta.bein(x, *parameters, 0.7)
+    assert y.dtype == dtype
+    assert torch.equal(y, bestta.bein(x.float(), *parameters, 0.7).to(dtype))
+
+
+def test_statistics_of_fp16_features_are_not_taken_in_fp16():
+    """Most squares of these values do not fit into fp16, whose largest number is 65504."""
+    x = (features(1, 3, 8, 8) * 100).half()
+    mu_s, sigma_s, _, _ = style(3, dtype=torch.float32)
+    y = bestta.bein(x, mu_s, sigma_s, 0.0, 0.0, 1.0).float()
+    torch.testing.assert_close(y.std((2, 3), correction=0)[0], sigma_s, rtol=2e-3, atol=0)
+
+
+def test_relative_gamma_is_gamma_in_units_of_the_source_deviation():
+    x, (mu_s, sigma_s, gamma_mu, gamma_sigma) = features(2, 3, 4, 5), style(3)
+    relative = bestta.bein(x, mu_s, sigma_s, gamma_mu, gamma_sigma, 0.7, relative=True)
+    absolute = bestta.bein(x, mu_s, sigma_s, sigma_s * gamma_mu, sigma_s * gamma_sigma, 0.7)
+    torch.testing.assert_close(relative, absolute)
+
+
+def test_scalar_gamma_is_the_same_gamma_in_every_channel():
+    x, (mu_s, sigma_s, _, _) = features(2, 3, 4, 5), style(3)
+    scalar = bestta.bein(x, mu_s, sigma_s, 0.2, 0.1, 0.7)
+    vector = bestta.bein(x, mu_s, sigma_s, torch.full((3,), 0.2), torch.full((3,), 0.1), 0.7)
+    torch.testing.assert_close(scalar, vector, rtol=1e-6, atol=1e-6)
+
+
+# --- stability ------------------------------------------------------------------------------
+
+any_gamma = st.floats(allow_nan=True, allow_infinity=True, width=32)
+magnitudes = st.sampled_from([0.0, 1e-30, 1e-8, 1e-3, 1.0, 1e3, 1e12, 1e30])
+
+
+@given(
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
+    dtype=st.sampled_from(DTYPES),
+    rho=st.floats(0, 1),
+    gamma_mu=any_gamma,
+    gamma_sigma=any_gamma,
+    mean=magnitudes,
+    spread=magnitudes,
+    sigma_s=st.sampled_from([0.0, 1e-6, 1.0, 1e4]),
+    relative=st.booleans(),
+)
+def test_output_is_finite_whatever_gamma_is(
+    shape, dtype, rho, gamma_mu, gamma_sigma, mean, spread, sigma_s, relative
+):
+    """Constant images, 1x1 maps, silent channels and huge values among them."""
+    x = features(*shape, dtype=torch.float64) * spread + mean
+    largest = torch.finfo(dtype).max
+    x = x.clamp(-largest, largest).to(dtype)
+    channels = shape[1]
+    y = bestta.bein(
+        x,
+        torch.linspace(-1, 1, channels),
+        torch.full((channels,), sigma_s),
+        torch.tensor(gamma_mu),
+        torch.tensor(gamma_sigma),
+        rho,
+        relative=relative,
+    )
+    assert y.dtype == dtype
+    assert y.shape == x.shape
+    assert bool(y.isfinite().all())
+
+
+@given(
+    sigma_x=st.floats(1e-6, 1e6),
+    sigma_s=st.floats(0, 1e6),
+    gamma_sigma=st.floats(-1e6, 1e6),
+    rho=st.floats(0, 1),
+)
+def test_slope_never_leaves_its_bounds(sigma_x, sigma_s, gamma_sigma, rho):
+    tensors = [torch.tensor([v], dtype=torch.float64) for v in (0.3, sigma_x, 0.1, sigma_s, 0.0)]
+    a, _ = bein_affine(*tensors, torch.tensor([gamma_sigma], dtype=torch.float64), rho)
+    assert SLOPE_MIN <= a.item() <= SLOPE_MAX
+
+
+@given(sigma_x=st.floats(1e-6, 1e6), sigma_s=st.floats(0, 1e6), rho=st.floats(0, 1))
+def test_a_bound_on_the_slope_never_moves_the_mean(sigma_x, sigma_s, rho):
+    """By hand: with γ = 0 the mean μ_x must land on ρ μ_s + (1-ρ) μ_x, whatever the slope is."""
+    mu_x, mu_s = 5.0, -2.0
+    tensors = [torch.tensor([v], dtype=torch.float64) for v in (mu_x, sigma_x, mu_s, sigma_s, 0, 0)]
+    a, b = bein_affine(*tensors, rho)
+    assert (a * mu_x + b).item() == pytest.approx(rho * mu_s + (1 - rho) * mu_x, abs=1e-6)
+
+
+def test_gamma_past_the_pole_does_not_invert_the_features():
+    """Eq. 7 has its pole at γ_σ = -(ρ σ_s + (1-ρ) σ_x); behind it the literal form flips signs."""
+    x, (mu_s, sigma_s, _, _) = features(1, 3, 6, 6), style(3)
+    gamma_sigma = torch.full((3,), -50.0, dtype=torch.float64)
+    flipped = oracle.bein(x, mu_s, sigma_s, torch.zeros_like(mu_s), gamma_sigma, 0.7)
+    ours = bestta.bein(x, mu_s, sigma_s, 0.0, gamma_sigma, 0.7)
+    centred = x - x.mean((2, 3), keepdim=True)
+    assert bool(((flipped - flipped.mean((2, 3), keepdim=True)) * centred <= 0).all())
+    assert bool(((ours - ours.mean((2, 3), keepdim=True)) * centred >= 0).all())
+
+
+# --- the layer ------------------------------------------------------------------------------
+
+
+def test_layer_holds_two_parameters_per_channel_or_two_in_all():
+    mu_s, sigma_s, _, _ = style(6)
+    sizes = [
+        {n: p.numel() for n, p in BeIN(mu_s, sigma_s, gamma_shape=s).named_parameters()}
+        for s in ("channel", "scalar")
+    ]
+    assert sizes == [{"gamma_mu": 6, "gamma_sigma": 6}, {"gamma_mu": 1, "gamma_sigma": 1}]
+
+
+@pytest.mark.parametrize("gamma_shape", ["channel", "scalar"])
+@pytest.mark.parametrize("relative", [True, False])
+def test_layer_computes_the_function(gamma_shape, relative):
+    x, (mu_s, sigma_s, _, _) = features(2, 3, 4, 5), style(3)
+    layer = BeIN(mu_s, sigma_s, 0.6, gamma_shape=gamma_shape, relative=relative)
+    with torch.no_grad():
+        layer.gamma_mu.add_(0.2)
+        layer.gamma_sigma.sub_(0.1)
+    expected = bestta.bein(x, mu_s, sigma_s, 0.2, -0.1, 0.6, relative=relative)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_stream_statistics_are_their_moving_average():
+    """By hand: the first image starts the average; from then on 0.75 of it and 0.25 of the image."""
+    mu_s, sigma_s, _, _ = style(3)
+    layer = BeIN(mu_s, sigma_s, 1.0, statistics_decay=0.75)
+    first, second = features(1, 3, 4, 4, seed=5), features(1, 3, 4, 4, seed=6) * 3
+    layer(first)
+    y = layer(second)
+    (mu_1, sigma_1), (mu_2, sigma_2) = map(oracle.instance_statistics, (first, second))
+    mu, sigma = 0.75 * mu_1 + 0.25 * mu_2, 0.75 * sigma_1 + 0.25 * sigma_2
+    expected = sigma_s.view(1, 3, 1, 1) * (second - mu) / sigma + mu_s.view(1, 3, 1, 1)
+    # AdaIN with μ, σ of the stream; the offset of Eq. 6-8 takes the same statistics.
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(layer.mu_x, mu.flatten())
+    torch.testing.assert_close(layer.sigma_x, sigma.flatten())
+
+
+def test_without_decay_the_layer_remembers_nothing():
+    mu_s, sigma_s, _, _ = style(3)
+    layer = BeIN(mu_s, sigma_s)
+    before = layer(features(1, 3, 4, 4, seed=5))
+    layer(features(1, 3, 4, 4, seed=6) * 9)
+    assert torch.equal(layer(features(1, 3, 4, 4, seed=5)), before)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: bestta.bein(torch.ones(2, 3), *style(3), 0.5), r"\(B, C, H, W\).*\(2, 3\)"),
+        (lambda: bestta.bein(torch.ones(1, 4, 2, 2), *style(3), 0.5), "3 channels.*have 4"),
+        (lambda: bestta.bein(torch.ones(1, 3, 0, 2), *style(3), 0.5), "no features"),
+        (
+            lambda: bestta.bein(torch.ones(1, 3, 2, 2).int(), *style(3), 0.5),
+            "floating-point.*int32",
+        ),
+        (lambda: bestta.bein(torch.ones(1, 3, 2, 2), *style(3), 1.5), "rho.*1.5"),
+        (lambda: BeIN(torch.ones(3), torch.ones(4)), r"mu_s \(3,\), sigma_s \(4,\)"),
+        (lambda: BeIN(torch.ones(3), -torch.ones(3)), "not negative"),
+        (lambda: BeIN(torch.ones(3), torch.ones(3), slope_min=0.0), "0 < slope_min"),
+        (lambda: BeIN(torch.ones(3), torch.ones(3), gamma_shape="two"), "'channel' or 'scalar'"),
+        (lambda: BeIN(torch.ones(3), torch.ones(3), statistics_decay=1.0), "statistics_decay"),
+        (
+            lambda: bestta.bein(
+                torch.ones(1, 3, 2, 2), torch.ones(3), torch.ones(3), torch.ones(2), 0.0, 0.5
+            ),
+            r"gamma_mu.*\(2,\)",
+        ),
+    ],
+)
+def test_bad_input_is_told_what_was_seen_and_what_would_work(call, words):
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        call()

@@ -1,0 +1,625 @@
+"""The BESTTA adapter: it learns γ and nothing else, as the paper says, and survives bad frames."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import oracle
+import pytest
+import torch
+from nets import Segmenter, randomise, same, snapshot, stream
+from torch import nn
+
+import bestta
+from bestta import SourceProfile
+from bestta.insertion import inserted
+
+LAYERS = ["layer1", "layer2", "layer3", "layer4"]
+FOG = {"shift": 1.5, "scale": 0.4}
+WEIGHTS = (0.3, 1.0, 0.3, 0.04)
+
+
+def gammas(adapter) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in adapter.trainable.items()}
+
+
+# --- the paper ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", [["layer3"], ["layer1", "layer3"], LAYERS])
+@pytest.mark.parametrize("gamma", ["absolute", "relative"])
+def test_gradient_of_every_gamma_equals_the_oracles(chosen, gamma):
+    """The oracle runs the network stage by stage in float64 with the literal equations between.
+
+    With several BeINs it includes the way through the statistics of the later layers. It is
+    taken after three steps, so that γ, A and the L2 norm are away from their starting points.
+    """
+    model = randomise(Segmenter(), seed=1).double()
+    images = [x.double() for x in stream(4, seed=7, **FOG)]
+    profile = SourceProfile.collect(model, [x.double() for x in stream(8, seed=3)], layers=LAYERS)
+    unbounded = {"slope_min": 1e-9, "slope_max": 1e9, "gamma_bound": None}
+    adapter = bestta.adapt(model, profile, layers=chosen, gamma=gamma, lr=0.02, **unbounded)
+    for bein in adapter.bein.values():  # in float64 throughout, to be compared closely
+        bein.double()
+    adapter.source_embedding = {n: profile.layers[n].mu for n in chosen}
+    adapter.velocity = {n: v.double() for n, v in adapter.velocity.items()}
+    adapter.track = lambda name, unadapted: track(adapter, name, unadapted)
+
+    averages: dict[str, torch.Tensor] = {}
+    for step, image in enumerate(images):
+        expected_loss, expected = oracle_gradients(adapter, image, averages, gamma == "relative")
+        if step < 3:
+            adapter(image)
+            continue
+        logits, passes = adapter.forward(image)
+        total = bestta.adapters.bestta.total_loss(
+            adapter.losses(logits, passes), adapter.config.weights
+        )
+        torch.testing.assert_close(total, expected_loss, rtol=1e-9, atol=1e-9)
+        ours = adapter.gradients(total)
+        assert list(ours) == list(expected)
+        for name in expected:
+            assert expected[name].abs().max() > 1e-4  # there is something to compare
+            torch.testing.assert_close(ours[name], expected[name], rtol=1e-6, atol=1e-9)
+
+
+def track(adapter, name: str, unadapted: torch.Tensor) -> torch.Tensor:
+    """A in float64: the adapter itself keeps it in fp32."""
+    current = unadapted.detach().mean(0)
+    before = adapter.target_embedding.get(name, current)
+    adapter.target_embedding[name] = 0.9 * before + 0.1 * current
+    return adapter.target_embedding[name]
+
+
+def oracle_gradients(adapter, image, averages, relative):
+    """The loss and gradients of one image, from the equations; moves ``averages`` (A) along."""
+    model, profile, config = adapter.model, adapter.profile, adapter.config
+    parameters = {n: p.detach().double().requires_grad_() for n, p in adapter.trainable.items()}
+    passes, pairs = [], []
+
+    def stage(name: str, x: torch.Tensor) -> torch.Tensor:
+        x = getattr(model, name)(x)
+        if name not in config.layers:
+            return x
+        mu_s = profile.layers[name].mu
+        sigma_s = (profile.layers[name].sigma ** 2 + config.eps).sqrt().float().double()
+        pair = parameters[f"{name}/gamma_mu"], parameters[f"{name}/gamma_sigma"]
+        unit = sigma_s if relative else 1
+        y = oracle.bein(x, mu_s.float().double(), sigma_s, pair[0] * unit, pair[1] * unit, 0.7)
+        now = x.detach().mean((0, 2, 3))
+        averages[name] = 0.9 * averages.get(name, now) + 0.1 * now
+        passes.append((mu_s, averages[name], x, y))
+        pairs.append(pair)
+        return y
+
+    low = stage("layer2", stage("layer1", image))
+    high = stage("layer4", stage("layer3", low))
+    logits = model.head(torch.cat([low, high], 1))
+    logits = nn.functional.interpolate(logits, size=image.shape[2:], mode="bilinear")
+    # γ = 0 has no L2 gradient: keep the oracle's root off zero there.
+    weights = WEIGHTS if pairs[0][0].abs().sum() > 0 else (*WEIGHTS[:3], 0.0)
+    loss = oracle.total_loss(logits, passes, pairs, weights)
+    found = torch.autograd.grad(loss, list(parameters.values()))
+    return loss, dict(zip(parameters, found, strict=True))
+
+
+def test_updates_are_those_of_torch_sgd_with_momentum(segmenter, profile):
+    """The independent implementation is torch.optim.SGD, fed with the adapter's own gradients."""
+    adapter = bestta.adapt(segmenter, profile, layers=["layer2"], lr=0.05, gamma_bound=None)
+    twins = {n: nn.Parameter(p.detach().clone()) for n, p in adapter.trainable.items()}
+    optimiser = torch.optim.SGD(twins.values(), lr=0.05, momentum=0.9)
+    update = adapter.update
+
+    def follow(gradients):
+        for name, twin in twins.items():
+            twin.grad = gradients[name].clone()
+        optimiser.step()
+        update(gradients)
+
+    adapter.update = follow
+    for image in stream(6, seed=7, **FOG):
+        adapter(image)
+    for name, parameter in adapter.trainable.items():
+        torch.testing.assert_close(parameter, twins[name])
+
+
+def test_presets_hold_the_papers_figures(segmenter, classifier, profile):
+    """Sec. 4.1 and the supplement's section C."""
+    segmentation = bestta.adapt(segmenter, profile).config
+    profile = SourceProfile.collect(classifier, stream(2, seed=1), layers="layer1")
+    classification = bestta.adapt(classifier, profile).config
+
+    def figures(c):
+        lambdas = (c.lambda_style, c.lambda_content, c.lambda_entropy, c.lambda_l2)
+        return lambdas, c.rho, c.lr, c.style
+
+    assert figures(segmentation) == ((0.3, 1.0, 0.3, 0.04), 0.7, 0.001, "directional")
+    assert segmentation.momentum == 0.9
+    assert figures(classification) == ((1.0, 0.0, 1.0, 0.0), 0.9, 0.1, "source")
+
+
+@pytest.mark.parametrize(
+    "chosen", [c for n in range(1, 5) for c in combinations(LAYERS, n)], ids="+".join
+)
+def test_every_combination_of_layers_adapts(segmenter, profile, chosen):
+    """The 15 rows of the paper's table on layers."""
+    adapter = bestta.adapt(segmenter, profile, layers=chosen)
+    for image in stream(3, seed=7, **FOG):
+        adapter(image)
+        assert adapter.last.adapted
+    assert {name.split("/")[0] for name in adapter.trainable} == set(chosen)
+    assert all(p.abs().max() > 0 for p in adapter.trainable.values())
+
+
+def test_only_gamma_moves_in_a_thousand_steps(segmenter, profile):
+    before = snapshot(segmenter)
+    adapter = bestta.adapt(segmenter, profile, layers=["layer2"], statistics_decay=0.9)
+    start = gammas(adapter)
+    for image in stream(20, seed=7, size=6, **FOG) * 50:
+        adapter(image)
+    assert same(before, snapshot(segmenter))
+    assert all(not torch.equal(v, start[n]) for n, v in gammas(adapter).items())
+    assert all(p.grad is None for p in segmenter.parameters())
+
+
+def test_the_style_moves_to_the_source(segmenter, profile):
+    """Behind BeIN the channel means lie nearer to the source's than before it, by about 1 - ρ."""
+    adapter = bestta.adapt(segmenter, profile, layers=["layer2"], lr=0.0)
+    image = stream(1, seed=7, **FOG)[0]
+    _, passes = adapter.forward(image)
+    unadapted, adapted = passes["layer2"].embeddings
+    source = adapter.source_embedding["layer2"]
+    ratio = (adapted - source).norm() / (unadapted - source).norm()
+    assert ratio.item() == pytest.approx(0.3, abs=1e-4)
+
+
+def test_the_prediction_is_that_of_the_forward_trained_on(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, lr=0.1)
+    image = stream(1, seed=7, **FOG)[0]
+    still = bestta.adapt(segmenter, profile, lr=0.0)
+    assert torch.equal(adapter(image), still(image))
+
+
+def test_the_prediction_may_be_taken_after_the_update(segmenter, profile):
+    after = bestta.adapt(segmenter, profile, predict="after", lr=0.1)
+    before = bestta.adapt(segmenter, profile, predict="before", lr=0.1)
+    probe = bestta.adapt(segmenter, profile, lr=0.0)
+    for image in stream(3, seed=7, **FOG):
+        late, early = after(image), before(image)
+        assert not torch.equal(late, early)
+        assert same(gammas(after), gammas(before))
+        probe.load_state(after.state())
+        assert torch.equal(probe(image), late)
+
+
+def test_predicting_after_the_update_advances_the_streams_statistics_once(segmenter, profile):
+    states = []
+    for predict in ("before", "after"):
+        adapter = bestta.adapt(
+            segmenter, profile, layers=["layer1"], predict=predict, statistics_decay=0.5
+        )
+        for image in stream(3, seed=7, **FOG):
+            adapter(image)
+        states.append(adapter.state())
+    assert same(*states)
+
+
+def test_a_batch_equals_its_images_one_by_one_when_gamma_is_fixed():
+    model = randomise(Segmenter(), seed=1).double()
+    source = [x.double() for x in stream(8, seed=3)]
+    adapter = bestta.adapt(model, SourceProfile.collect(model, source, layers=LAYERS), lr=0.0)
+    for parameter in adapter.trainable.values():
+        nn.init.uniform_(parameter, -0.2, 0.2)
+    batch = stream(1, seed=7, batch=5, **FOG)[0].double()
+    together = adapter(batch)
+    alone = torch.cat([adapter(image) for image in batch.split(1)])
+    torch.testing.assert_close(together, alone)
+
+
+def test_a_batch_takes_one_step(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile)
+    logits = adapter(stream(1, seed=7, batch=3, **FOG)[0])
+    assert logits.shape == (3, 5, 12, 12)
+    assert adapter.last.adapted
+    assert adapter.images_seen == 1
+
+
+def test_gamma_of_two_numbers_in_all(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, layers=["layer3"], gamma_shape="scalar")
+    adapter(stream(1, seed=7, **FOG)[0])
+    assert sum(p.numel() for p in adapter.trainable.values()) == 2
+    assert all(p.item() != 0 for p in adapter.trainable.values())
+
+
+def test_relative_gamma_stays_within_its_bound(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, lr=100.0, gamma_bound=0.25)
+    for image in stream(5, seed=7, **FOG):
+        adapter(image)
+    assert max(p.abs().max().item() for p in adapter.trainable.values()) == 0.25
+
+
+def test_source_style_may_come_from_the_batch_norm(segmenter):
+    profile = SourceProfile.collect(segmenter, stream(2, seed=1), layers=["layer2.1"])
+    adapter = bestta.adapt(segmenter, profile, source_style="batchnorm", eps=1e-12)
+    norm = segmenter.layer2[1]
+    bein = adapter.bein["layer2.1"]
+    torch.testing.assert_close(bein.mu_s, norm.bias.detach())
+    torch.testing.assert_close(bein.sigma_s, norm.weight.detach().abs())
+
+
+def test_source_style_from_a_batch_norm_needs_one(segmenter, profile):
+    with pytest.raises(ValueError, match="'layer1'.*ends in ReLU"):
+        bestta.adapt(segmenter, profile, source_style="batchnorm")
+
+
+# --- losses that are off cost nothing -------------------------------------------------------
+
+
+class CountBackward(torch.autograd.Function):
+    count = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        CountBackward.count += 1
+        return gradient
+
+
+@pytest.mark.parametrize("chosen", [["layer2"], ["layer1", "layer2"]])
+def test_without_the_entropy_nothing_behind_the_last_bein_is_differentiated(
+    segmenter, profile, chosen
+):
+    adapter = bestta.adapt(segmenter, profile, layers=chosen, lambda_entropy=0.0)
+    image = stream(1, seed=7, **FOG)[0]
+    CountBackward.count = 0
+    with inserted(segmenter, {"layer3": CountBackward.apply}):
+        logits, _ = adapter.forward(image)
+        adapter(image)
+    assert not logits.requires_grad
+    assert CountBackward.count == 0
+    assert all(p.abs().max() > 0 for p in adapter.trainable.values())
+
+
+def test_with_the_entropy_the_gradient_comes_through_the_rest(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, layers=["layer2"])
+    CountBackward.count = 0
+    with inserted(segmenter, {"layer3": CountBackward.apply}):
+        adapter(stream(1, seed=7, **FOG)[0])
+    assert CountBackward.count == 1
+
+
+def test_nothing_before_the_first_bein_is_differentiated(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, layers=["layer2"])
+    CountBackward.count = 0
+    with inserted(segmenter, {"layer1": CountBackward.apply}):
+        adapter(stream(1, seed=7, **FOG)[0])
+    assert CountBackward.count == 0
+
+
+@pytest.mark.parametrize("name", ["style", "content", "entropy", "l2"])
+def test_a_loss_without_weight_is_not_computed(segmenter, profile, name):
+    adapter = bestta.adapt(segmenter, profile, **{f"lambda_{name}": 0.0})
+    adapter(stream(1, seed=7, **FOG)[0])
+    assert set(adapter.last.losses) == {"style", "content", "entropy", "l2", "total"} - {name}
+
+
+def test_without_a_learning_rate_there_is_no_backward_and_style_is_still_transferred(
+    segmenter, profile
+):
+    adapter = bestta.adapt(segmenter, profile, lr=0.0)
+    image = stream(1, seed=7, **FOG)[0]
+    CountBackward.count = 0
+    with inserted(segmenter, {"layer3": CountBackward.apply}):
+        logits = adapter(image)
+    assert CountBackward.count == 0
+    assert not adapter.last.adapted
+    assert "held still" in adapter.last.reason
+    assert not torch.equal(logits, segmenter(image))
+
+
+# --- embeddings -----------------------------------------------------------------------------
+
+
+def test_whole_maps_as_embeddings_follow_equation_9(segmenter):
+    profile = SourceProfile.collect(segmenter, stream(4, seed=3), layers="layer2", embedding="map")
+    adapter = bestta.adapt(segmenter, profile, embedding="map", embedding_decay=0.8)
+    average = None
+    for image in stream(3, seed=7, **FOG):
+        with torch.no_grad():
+            _, passes = adapter.forward(image)
+        unadapted, adapted = passes["layer2"].embeddings
+        average = unadapted if average is None else 0.8 * average + 0.2 * unadapted
+        source = profile.layers["layer2"].embedding_map.float()
+        expected = 1 - oracle.cosine(source - average[0], adapted - unadapted)
+        adapter(image)
+        assert adapter.last.losses["style"] == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_whole_maps_refuse_another_image_size_and_go_on(segmenter):
+    profile = SourceProfile.collect(segmenter, stream(4, seed=3), layers="layer2", embedding="map")
+    adapter = bestta.adapt(segmenter, profile, embedding="map")
+    adapter(stream(1, seed=7)[0])
+    before = adapter.state()
+    with pytest.raises(ValueError, match=r"(?s)\(8, 6, 6\).*\(8, 8, 8\).*pooled"):
+        adapter(stream(1, seed=7, size=16)[0])
+    assert same(before, adapter.state())
+    adapter(stream(1, seed=8)[0])
+    assert adapter.last.adapted
+
+
+def test_pooled_embeddings_take_any_image_size(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile)
+    for size in (8, 13, 20):
+        adapter(stream(1, seed=7, size=size)[0])
+        assert adapter.last.adapted
+
+
+# --- streams --------------------------------------------------------------------------------
+
+
+def run(adapter, images) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    return [adapter(image) for image in images], adapter.state()
+
+
+SETTINGS = [
+    {},
+    {"statistics_decay": 0.8, "lr": 0.05},
+    {"gamma": "absolute", "gamma_shape": "scalar", "predict": "after"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_save_load_continue_equals_never_having_stopped(segmenter, profile, tmp_path, settings):
+    images = stream(9, seed=7, **FOG)
+    whole = run(bestta.adapt(segmenter, profile, **settings), images)
+    first = bestta.adapt(segmenter, profile, **settings)
+    run(first, images[:4])
+    first.save(tmp_path / "camera.safetensors")
+    second = bestta.adapt(segmenter, profile, **settings)
+    second.load(tmp_path / "camera.safetensors")
+    rest = run(second, images[4:])
+    assert all(torch.equal(a, b) for a, b in zip(whole[0][4:], rest[0], strict=True))
+    assert same(whole[1], rest[1])
+    assert second.images_seen == 9
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_reset_goes_back_to_the_exact_start(segmenter, profile, settings):
+    adapter = bestta.adapt(segmenter, profile, **settings)
+    images = stream(4, seed=7, **FOG)
+    first = run(adapter, images)
+    adapter.reset()
+    assert adapter.images_seen == 0
+    second = run(adapter, images)
+    assert all(torch.equal(a, b) for a, b in zip(first[0], second[0], strict=True))
+    assert same(first[1], second[1])
+
+
+def test_the_same_seed_gives_the_same_stream_of_gamma(segmenter, profile):
+    def stream_of_gamma(seed):
+        torch.manual_seed(torch.seed() % 1000)  # the global generator plays no part
+        adapter = bestta.adapt(segmenter, profile, seed=seed)
+        return [adapter(image) is None or gammas(adapter) for image in stream(5, seed=7, **FOG)]
+
+    for a, b in zip(stream_of_gamma(3), stream_of_gamma(3), strict=True):
+        assert same(a, b)
+
+
+def test_two_cameras_share_one_model_without_meeting(segmenter, profile):
+    fog, night = stream(4, seed=7, **FOG), stream(4, seed=8, shift=-2.0)
+    alone = [run(bestta.adapt(segmenter, profile, lr=0.05), images) for images in (fog, night)]
+    first = bestta.adapt(segmenter, profile, lr=0.05)
+    second = bestta.adapt(segmenter, profile, lr=0.05)
+    mixed: list[list[torch.Tensor]] = [[], []]
+    for a, b in zip(fog, night, strict=True):
+        mixed[0].append(first(a))
+        mixed[1].append(second(b))
+    for (predictions, state), together, adapter in zip(alone, mixed, (first, second), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(predictions, together, strict=True))
+        assert same(state, adapter.state())
+
+
+def test_a_saved_state_is_kilobytes(segmenter, profile, tmp_path):
+    adapter = bestta.adapt(segmenter, profile)
+    adapter(stream(1, seed=7)[0])
+    adapter.save(tmp_path / "camera.safetensors")
+    assert (tmp_path / "camera.safetensors").stat().st_size < 10_000
+
+
+def test_a_state_with_other_meaning_is_refused(segmenter, profile, tmp_path):
+    path = tmp_path / "camera.safetensors"
+    bestta.adapt(segmenter, profile, layers=["layer1"]).save(path)
+    for other in ({"layers": ["layer2"]}, {"gamma": "absolute"}, {"gamma_shape": "scalar"}):
+        adapter = bestta.adapt(segmenter, profile, **({"layers": ["layer1"]} | other))
+        with pytest.raises(ValueError, match=f"saved with {next(iter(other))}="):
+            adapter.load(path)
+
+
+def test_a_state_of_another_model_is_refused(segmenter, profile, tmp_path):
+    bestta.adapt(segmenter, profile).save(tmp_path / "camera")
+    other = randomise(Segmenter(), seed=77)
+    theirs = SourceProfile.collect(other, stream(2, seed=3), layers=LAYERS)
+    with pytest.raises(ValueError, match="another model"):
+        bestta.adapt(other, theirs).load(tmp_path / "camera")
+
+
+def test_a_damaged_state_is_refused_and_changes_nothing(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, layers=["layer1"])
+    adapter(stream(1, seed=7)[0])
+    before = adapter.state()
+    nan = {**before, "layer1/gamma_mu": torch.full((6,), float("nan"))}
+    wide = {**before, "layer1/gamma_mu": torch.zeros(7)}
+    lacking = {k: v for k, v in before.items() if k != "layer1/gamma_sigma"}
+    extra = {**before, "layer9/gamma_mu": torch.zeros(6)}
+    for state, words in [
+        (nan, "damaged"),
+        (wide, r"\(7,\), expected \(6,\)"),
+        (lacking, "layer1/gamma_sigma is missing"),
+        (extra, "layer9/gamma_mu.*nothing of that name"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            adapter.load_state(state)
+        assert same(before, adapter.state())
+
+
+# --- bad frames -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_frame_with_bad_pixels_leaves_no_trace(segmenter, profile, value):
+    images = stream(6, seed=7, **FOG)
+    bad = images[0].clone()
+    bad[0, 1, 2, 3] = value
+    clean = run(bestta.adapt(segmenter, profile, statistics_decay=0.5), images)
+    adapter = bestta.adapt(segmenter, profile, statistics_decay=0.5)
+    predictions, _ = run(adapter, images[:3])
+    answer = adapter(bad)
+    assert torch.equal(answer.nan_to_num(), segmenter(bad).detach().nan_to_num())
+    assert adapter.last.skipped
+    assert not adapter.last.adapted
+    assert "1 pixel values are NaN or infinite" in adapter.last.reason
+    rest, state = run(adapter, images[3:])
+    assert all(torch.equal(a, b) for a, b in zip(clean[0], predictions + rest, strict=True))
+    assert same(clean[1], state)
+
+
+class Fragile(nn.Module):
+    """A segmenter whose head has an infinite gradient, or output, when ``broken`` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 1))
+        self.broken = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        if self.broken == "gradient":  # √0: 0 forward, ∞·0 backward
+            return y + (y * 0).sqrt()
+        if self.broken == "adapted output" and y.mean() < 0:
+            return y / 0
+        if self.broken == "error":
+            raise RuntimeError("out of memory, say")
+        return y
+
+
+@pytest.fixture
+def fragile() -> tuple[Fragile, SourceProfile]:
+    model = randomise(Fragile(), seed=4)
+    return model, SourceProfile.collect(model, stream(4, seed=3), layers="body")
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_says_so(fragile):
+    model, profile = fragile
+    adapter = bestta.adapt(model, profile, statistics_decay=0.5)
+    images = stream(3, seed=7, **FOG)
+    adapter(images[0])
+    before = adapter.state()
+    model.broken = "gradient"
+    prediction = adapter(images[1])
+    assert adapter.last.rolled_back
+    assert not adapter.last.adapted
+    assert "gradient is not finite" in adapter.last.reason
+    assert bool(prediction.isfinite().all())
+    assert same(before, adapter.state())
+    model.broken = ""
+    adapter(images[2])
+    assert adapter.last.adapted
+
+
+def test_an_adapted_prediction_that_is_not_finite_gives_way_to_the_source_models():
+    """The network breaks on features of negative mean, which only the adapted ones have."""
+    model = randomise(Fragile(), seed=4)
+    with torch.no_grad():
+        model.body[0].weight.fill_(0.1)
+        model.body[0].bias.zero_()
+    profile = SourceProfile.collect(model, stream(4, seed=3, shift=-5.0), layers="body")
+    adapter = bestta.adapt(model, profile)
+    model.broken = "adapted output"
+    image = stream(1, seed=7, shift=1.0)[0]
+    start = adapter.state()
+    prediction = adapter(image)
+    assert torch.equal(prediction, model(image))
+    assert adapter.last.skipped
+    assert adapter.last.rolled_back
+    assert "prediction is not finite" in adapter.last.reason
+    assert same(start, adapter.state())
+
+
+def test_a_frame_that_raises_leaves_the_stream_as_it_was(fragile):
+    model, profile = fragile
+    adapter = bestta.adapt(model, profile, statistics_decay=0.5)
+    adapter(stream(1, seed=7)[0])
+    before = adapter.state()
+    model.broken = "error"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        adapter(stream(1, seed=8)[0])
+    assert same(before, adapter.state())
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -3.0, 1e4])
+def test_constant_frames_neither_break_nor_poison_a_stream(segmenter, profile, level):
+    adapter = bestta.adapt(segmenter, profile, statistics_decay=0.5)
+    for _ in range(10):
+        logits = adapter(torch.full((1, 3, 12, 12), level))
+        assert bool(logits.isfinite().all())
+    assert all(bool(v.isfinite().all()) for v in adapter.state().values())
+
+
+# --- settings -------------------------------------------------------------------------------
+
+
+def test_named_settings_win_over_the_profiles_and_those_over_the_presets(segmenter, profile):
+    profile = replace(profile, settings={"bestta": {"rho": 0.2, "lr": 0.5, "layers": ["layer4"]}})
+    config = bestta.adapt(segmenter, profile, lr=0.01).config
+    assert (config.lr, config.rho, config.layers, config.momentum) == (0.01, 0.2, ("layer4",), 0.9)
+
+
+def test_a_preset_may_be_named(segmenter, profile):
+    assert bestta.adapt(segmenter, profile, preset="classification").config.rho == 0.9
+
+
+def test_a_profile_may_be_given_as_its_file(segmenter, profile, tmp_path):
+    profile.save(tmp_path / "p.safetensors")
+    assert bestta.adapt(segmenter, str(tmp_path / "p.safetensors")).config.layers == tuple(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lrr": 0.1}, "no setting of 'bestta' is called 'lrr'. Did you mean 'lr'"),
+        ({"preset": "detection"}, "no preset of 'bestta' is called 'detection'"),
+        ({"method": "bestia"}, "no method is called 'bestia'. Did you mean 'bestta'"),
+        ({"layers": ["layer7"]}, "no layer 'layer7'.*collected at layer1, layer2"),
+        ({"layers": ["layer1", "layer1"]}, "named twice"),
+        ({"rho": 1.1}, "rho must lie in"),
+        ({"lr": -1.0}, "lr must lie in"),
+        ({"lr": float("nan")}, "lr must lie in"),
+        ({"momentum": 1.0}, "momentum must lie in"),
+        ({"lambda_style": -0.1}, "lambda_style must lie in"),
+        ({"gamma": "both"}, "gamma is one of 'relative', 'absolute'"),
+        ({"gamma_bound": 0.0}, "gamma_bound must be positive"),
+        ({"embedding": "map"}, "holds pooled embeddings only"),
+        ({"slope_min": 2.0}, "0 < slope_min < 1"),
+    ],
+)
+def test_bad_settings_are_told_what_would_work(segmenter, profile, settings, words):
+    with pytest.raises(ValueError, match=words):
+        bestta.adapt(segmenter, profile, **settings)
+    assert all(p.requires_grad for p in segmenter.parameters())  # nothing is left frozen
+
+
+def test_bestta_without_a_profile_says_how_to_make_one(segmenter):
+    with pytest.raises(ValueError, match=r"needs a source profile.*SourceProfile.collect"):
+        bestta.adapt(segmenter)
+
+
+def test_every_loss_without_weight_holds_gamma_still(segmenter, profile):
+    off = {f"lambda_{n}": 0.0 for n in ("style", "content", "entropy", "l2")}
+    adapter = bestta.adapt(segmenter, profile, **off)
+    adapter(stream(1, seed=7)[0])
+    assert "held still" in adapter.last.reason

@@ -1,0 +1,81 @@
+"""The package itself: what it imports, which way its arrows point, and that its examples run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import bestta
+
+PACKAGE = Path(bestta.__file__).parent
+ROOT = PACKAGE.parent.parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_nothing_is_imported_but_torch_numpy_and_safetensors():
+    allowed = {"torch", "numpy", "safetensors", "bestta", *sys.stdlib_module_names}
+    assert {i.split(".")[0] for path in SOURCES for i in imports(path)} <= allowed
+
+
+def test_importing_bestta_does_not_import_the_models():
+    import subprocess
+
+    code = "import bestta, sys; print([m for m in sys.modules if m.startswith('bestta.models')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_arrows_point_one_way():
+    """The paper's files know no adapter, adapters no model and no data."""
+    paper = {"bein", "losses", "profile", "insertion", "files", "outputs", "progress"}
+    for path in SOURCES:
+        used = {i.split(".")[1] for i in imports(path) if i.startswith("bestta.")}
+        if path.parent == PACKAGE and path.stem in paper:
+            assert used <= paper | {"_version"}, path
+        elif path.parent.name == "adapters":
+            assert used <= paper | {"_version", "adapters"}, path
+        elif path.parent.name == "models":
+            assert used <= {"models", "files"}, path
+
+
+def test_public_names_are_those_of_the_design():
+    assert set(bestta.__all__) == {
+        "BeIN", "SourceProfile", "__version__", "adapt", "bein", "layers", "methods",
+    }  # fmt: skip
+    assert all(hasattr(bestta, name) for name in bestta.__all__)
+
+
+@pytest.mark.parametrize("name", [module_name(p) for p in SOURCES])
+def test_docstring_examples_run(name):
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs={"torch": importlib.import_module("torch")})
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_examples_run(path, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out
