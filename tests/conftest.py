@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from nets import Classifier, Segmenter, randomise, stream
 
 from bestta import SourceProfile
+from nets import Classifier, Segmenter, randomise, stream
 
 # A loaded machine is slow, not wrong: no example has a deadline.
 settings.register_profile(

@@ -1,4 +1,4 @@
-"""Small networks and streams for the tests. Their weights are random: no test needs them to be good."""
+"""Small networks and streams for the tests, with random weights: no test needs good ones."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import oracle
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import bestta
+import oracle
 from bestta.bein import SLOPE_MAX, SLOPE_MIN, BeIN, bein_affine
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -243,7 +243,7 @@ def test_layer_computes_the_function(gamma_shape, relative):
 
 
 def test_stream_statistics_are_their_moving_average():
-    """By hand: the first image starts the average; from then on 0.75 of it and 0.25 of the image."""
+    """By hand: the first image starts the average; then it is 0.75 of it and 0.25 of the image."""
     mu_s, sigma_s, _, _ = style(3)
     layer = BeIN(mu_s, sigma_s, 1.0, statistics_decay=0.75)
     first, second = features(1, 3, 4, 4, seed=5), features(1, 3, 4, 4, seed=6) * 3

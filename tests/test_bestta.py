@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-import oracle
 import pytest
 import torch
-from nets import Segmenter, randomise, same, snapshot, stream
 from torch import nn
 
 import bestta
+import oracle
 from bestta import SourceProfile
 from bestta.insertion import inserted
+from nets import Segmenter, randomise, same, snapshot, stream
 
 LAYERS = ["layer1", "layer2", "layer3", "layer4"]
 FOG = {"shift": 1.5, "scale": 0.4}
@@ -249,7 +249,7 @@ def test_source_style_may_come_from_the_batch_norm(segmenter):
 
 
 def test_source_style_from_a_batch_norm_needs_one(segmenter, profile):
-    with pytest.raises(ValueError, match="'layer1'.*ends in ReLU"):
+    with pytest.raises(ValueError, match=r"'layer1'.*ends in ReLU"):
         bestta.adapt(segmenter, profile, source_style="batchnorm")
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nets import Classifier, Segmenter, TokenClassifier, randomise, same, snapshot, stream
 from torch import nn
 
 import bestta
 from bestta import SourceProfile
+from nets import Classifier, Segmenter, TokenClassifier, randomise, same, snapshot, stream
 
 NETS = {
     "segmenter": (Segmenter, ["layer1", "layer3"], (5, 12, 12)),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nets import Segmenter, TokenClassifier, randomise
 from torch import nn
 
 import bestta
 from bestta.insertion import freeze, inserted, unfreeze
+from nets import Segmenter, TokenClassifier, randomise
 
 
 def test_layers_lists_stages_and_blocks(segmenter):

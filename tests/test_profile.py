@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import oracle
 import pytest
 import torch
-from nets import Classifier, Segmenter, TokenClassifier, randomise, same, snapshot, stream
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bestta
+import oracle
 from bestta import SourceProfile
 from bestta.profile import ModelIdentity
+from nets import Classifier, Segmenter, TokenClassifier, randomise, same, snapshot, stream
 
 LAYERS = ["layer1", "layer3"]
 
@@ -265,7 +265,7 @@ def test_only_bad_images_make_no_profile(segmenter):
 
 def test_a_model_in_training_mode_is_refused(segmenter):
     segmenter.layer2.train()
-    with pytest.raises(ValueError, match="training mode.*layer2.*model.eval"):
+    with pytest.raises(ValueError, match=r"training mode.*layer2.*model.eval"):
         SourceProfile.collect(segmenter, stream(1, seed=1), layers="layer1")
 
 
