@@ -113,7 +113,7 @@ def train(steps: int = 150) -> Network:
             light = 0.7 + 0.6 * torch.rand(8, 1, 1, 1, generator=generator)
             loss = F.cross_entropy(model(torch.cat(images) * light), torch.cat(labels))
             optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             progress.advance()
     return model.eval()

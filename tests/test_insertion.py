@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -100,6 +102,40 @@ def test_a_missing_module_is_an_error_that_lists_the_layers(segmenter):
 def test_tokens_are_features_too():
     model = randomise(TokenClassifier(), seed=3)
     assert "block" in bestta.layers(model, torch.randn(1, 3, 12, 12))
+
+
+def test_an_inserted_layer_is_not_seen_by_other_threads():
+    """The main thread runs the model while another one is in the middle of its own forward."""
+    inside, done = threading.Event(), threading.Event()
+
+    class Gate(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if threading.current_thread() is not threading.main_thread():
+                inside.set()
+                assert done.wait(timeout=30)
+            return x
+
+    model = nn.Sequential(Gate(), nn.Identity())
+    seen: list[torch.Tensor] = []
+
+    def work() -> None:
+        with inserted(model, {"1": lambda x: x + 1}) as runs:
+            seen.append(model(torch.zeros(1, 1, 2, 2)))
+            assert runs == {"1": 1}
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(timeout=30)
+    plain = model(torch.zeros(1, 1, 2, 2))
+    done.set()
+    thread.join()
+    assert torch.equal(plain, torch.zeros(1, 1, 2, 2))
+    assert torch.equal(seen[0], torch.ones(1, 1, 2, 2))
+
+
+def test_a_compiled_model_is_refused_with_advice(segmenter):
+    with pytest.raises(ValueError, match=r"compiled \(OptimizedModule\).*before torch.compile"):
+        bestta.SourceProfile.collect(torch.compile(segmenter), [], layers="layer1")
 
 
 def test_two_models_freeze_apart():

@@ -1,13 +1,14 @@
 """Put a layer behind a named module of any model, for the length of one forward.
 
-The layers hang on forward hooks that exist only while an adapter is running the model:
-in between, and for everybody else, the model is the one its owner built. Several
-adapters can therefore share one model, each with layers of its own.
+The layers hang on forward hooks that exist only while an adapter is running the model, and act
+only in its thread: in between, and for everybody else, the model is the one its owner built.
+Several adapters can therefore share one model, each with layers of its own.
 """
 
 from __future__ import annotations
 
 import difflib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -86,9 +87,12 @@ def inserted(
     features BeIN can work on pass unseen; otherwise they are a ValueError.
     """
     runs: Counter[str] = Counter()
+    thread = threading.get_ident()
 
     def hook(name: str, function: FeatureFunction) -> Callable[..., Any]:
         def replace(module: nn.Module, inputs: Any, output: Any) -> Any:
+            if threading.get_ident() != thread:
+                return None  # somebody else is running the model at the same time
             runs[name] += 1
             try:
                 features = features_of(output, name, module)
@@ -149,8 +153,15 @@ def check_ran_once(runs: Mapping[str, int], names: Mapping[str, Any], model: nn.
             )
 
 
-def check_eval(model: nn.Module) -> None:
-    """Raise a ValueError if any part of the model is in training mode."""
+def check_model(model: Any) -> None:
+    """Raise a ValueError unless this is a model that hooks reach, and all of it in eval mode."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+        raise ValueError(
+            f"this model is compiled ({type(model).__name__}): its layers cannot be reached. "
+            "Give the model as it was before torch.compile or torch.jit."
+        )
     training = [name or "the model itself" for name, m in model.named_modules() if m.training]
     if training:
         raise ValueError(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bestta._version import __version__
 from bestta.bein import channel_axis, instance_moments
 from bestta.files import load_tensors, save_tensors
-from bestta.insertion import FeatureFunction, check_eval, check_ran_once, find_module, inserted
+from bestta.insertion import FeatureFunction, check_model, check_ran_once, find_module, inserted
 from bestta.outputs import OutputKey, Task, select_logits, task_of
 from bestta.progress import Progress
 
@@ -185,7 +185,7 @@ class SourceProfile:
         names = [layers] if isinstance(layers, str) else list(layers)
         if not names:
             raise ValueError("no layers given: name at least one, as bestta.layers(model) lists.")
-        check_eval(model)
+        check_model(model)
         for name in names:
             find_module(model, name)
         if embedding not in ("pooled", "map"):

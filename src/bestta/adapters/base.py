@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bestta._version import __version__
 from bestta.files import load_tensors, save_tensors
-from bestta.insertion import check_eval, freeze, unfreeze
+from bestta.insertion import check_model, freeze, unfreeze
 from bestta.outputs import OutputKey, select_logits
 from bestta.profile import ModelIdentity, SourceProfile, check_image
 
@@ -80,7 +80,7 @@ class Adapter(ABC):
     def __init__(
         self, model: nn.Module, profile: SourceProfile | None, config: AdapterConfig
     ) -> None:
-        check_eval(model)
+        check_model(model)
         self.model, self.profile, self.config = model, profile, config
         self.generator = torch.Generator().manual_seed(config.seed)
         self.last = StepReport(reason="no image yet")
@@ -128,7 +128,7 @@ class Adapter(ABC):
         """
         if self._removed:
             raise RuntimeError("this adapter was removed from its model; make a new one.")
-        check_eval(self.model)
+        check_model(self.model)
         check_image(image)
         if self.profile is not None and image.shape[1] != self.profile.input_channels:
             raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from bestta.adapters.base import Adapter
+from bestta.insertion import check_model
 from bestta.profile import SourceProfile
 
 _methods: dict[str, type[Adapter]] = {}
@@ -66,8 +67,7 @@ def adapt(
         >>> adapter(torch.rand(1, 3, 8, 8)).shape, adapter.last.adapted
         (torch.Size([1, 2, 6, 6]), True)
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+    check_model(model)
     known: type[Adapter] = _lookup(method, _methods, "method")
     if isinstance(profile, str | os.PathLike):
         profile = SourceProfile.load(profile)
