@@ -73,22 +73,23 @@ class ModelIdentity:
             f"this {what} belongs to another model.\n"
             f"  {what}: {self}\n  model given: {other}\n"
             + ("Same architecture, other weights: " if same else "")
-            + f"load the weights the {what} was made with, or make a new one for this model."
+            + f"load the weights the {what} was made with, or make a new one for this model, "
+            "in the precision it will run in."
         )
 
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """The source style at one layer. Every tensor is an average over images, in float64."""
+    """The source style at one layer. Every tensor is an average over images."""
 
     mu: Tensor
-    """μ̄_s, the mean of the images' channel means, (C,). It is also the mean pooled embedding."""
+    """μ̄_s, the mean of the images' channel means, (C,), float64; also the mean pooled embedding."""
     sigma: Tensor
-    """σ̄_s, the mean of the images' channel deviations, (C,)."""
+    """σ̄_s, the mean of the images' channel deviations, (C,), float64."""
     channel_dim: int | None = None
     """Where the channels lie, if not at the usual place."""
     embedding_map: Tensor | None = None
-    """The mean source embedding as a whole map, if it was asked for, shaped like the features."""
+    """The mean source embedding as a whole map, if asked for, shaped like the features, fp32."""
 
     def embedding(self, kind: Embedding) -> Tensor:
         """The mean source embedding: (C,) if pooled, otherwise shaped like the features."""
@@ -373,5 +374,5 @@ def _layer_profile(x: Tensor, channel_dim: int | None, embedding: Embedding) -> 
         mu=mean.cpu().double().mean(0),
         sigma=variance.cpu().double().sqrt().mean(0),
         channel_dim=channel_dim,
-        embedding_map=x.cpu().double().mean(0) if embedding == "map" else None,
+        embedding_map=x.cpu().float().mean(0) if embedding == "map" else None,
     )
