@@ -5,6 +5,8 @@ A new method is tested by being registered.
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -264,6 +266,19 @@ def test_a_removed_adapter_says_so(method, net):
     assert all(p.requires_grad for p in model.parameters())
     with pytest.raises(RuntimeError, match="removed"):
         adapter(stream(1, seed=7)[0])
+
+
+def test_an_adapter_that_is_no_longer_used_lets_go_of_the_model(method, net):
+    model, profile, _ = net
+    adapter = bestta.adapt(model, profile, method=method)
+    adapter(stream(1, seed=7)[0])
+    other = bestta.adapt(model, profile, method=method)
+    del adapter
+    gc.collect()
+    assert not any(p.requires_grad for p in model.parameters())  # the other one is in use
+    other.remove()
+    other.remove()
+    assert all(p.requires_grad for p in model.parameters())
 
 
 def test_a_report_says_what_the_step_did(method, net):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -86,12 +87,14 @@ class Adapter(ABC):
         self.last = StepReport(reason="no image yet")
         self.images_seen = 0
         self._pauses = 0
-        self._removed = False
         freeze(model)
+        # Called by remove(), or when the adapter is no longer used; once.
+        self._release = weakref.finalize(self, unfreeze, model)
+        self._release.atexit = False
         try:
             self.prepare()
         except BaseException:
-            unfreeze(model)
+            self._release()
             raise
         self._start = self._whole_state()
 
@@ -126,7 +129,7 @@ class Adapter(ABC):
         What the call did is in ``self.last``. An image with NaN or infinite pixels is answered
         by the source model and leaves no trace in the state.
         """
-        if self._removed:
+        if not self._release.alive:
             raise RuntimeError("this adapter was removed from its model; make a new one.")
         check_model(self.model)
         check_image(image)
@@ -171,9 +174,7 @@ class Adapter(ABC):
 
     def remove(self) -> None:
         """Let go of the model, whose parameters get back the ``requires_grad`` they had."""
-        if not self._removed:
-            self._removed = True
-            unfreeze(self.model)
+        self._release()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything learned so far as one safetensors file; the model is not in it."""
