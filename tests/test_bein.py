@@ -186,6 +186,19 @@ def test_output_is_finite_whatever_gamma_is(
     assert bool(y.isfinite().all())
 
 
+@pytest.mark.parametrize("gamma", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38])
+@pytest.mark.parametrize("which", ["gamma_mu", "gamma_sigma"])
+@pytest.mark.parametrize("relative", [True, False])
+def test_the_worst_gamma_gives_finite_output_and_gradient(gamma, which, relative):
+    x = features(1, 3, 4, 4, dtype=torch.float32).requires_grad_()
+    gammas = {"gamma_mu": torch.zeros(3), "gamma_sigma": torch.zeros(3)}
+    gammas[which] = torch.tensor([0.0, gamma, 0.1])
+    y = bestta.bein(x, torch.ones(3), torch.full((3,), 5.0), **gammas, rho=0.7, relative=relative)
+    assert bool(y.isfinite().all())
+    y.sum().backward()
+    assert bool(x.grad.isfinite().all())
+
+
 @given(
     sigma_x=st.floats(1e-6, 1e6),
     sigma_s=st.floats(0, 1e6),
@@ -256,6 +269,20 @@ def test_stream_statistics_are_their_moving_average():
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(layer.mu_x, mu.flatten())
     torch.testing.assert_close(layer.sigma_x, sigma.flatten())
+
+
+def test_a_batch_moves_the_streams_statistics_once_by_its_mean():
+    mu_s, sigma_s, _, _ = style(3)
+    layer = BeIN(mu_s, sigma_s, statistics_decay=0.75)
+    first, batch = features(1, 3, 4, 4, seed=5), features(3, 3, 4, 4, seed=6) * 3
+    layer(first)
+    y = layer(batch)
+    (mu_1, sigma_1), (mu_2, sigma_2) = map(oracle.instance_statistics, (first, batch))
+    mu, sigma = 0.75 * mu_1 + 0.25 * mu_2, 0.75 * sigma_1 + 0.25 * sigma_2  # of each sample
+    torch.testing.assert_close(layer.mu_x, mu.mean(0).flatten())
+    torch.testing.assert_close(layer.sigma_x, sigma.mean(0).flatten())
+    transferred = 0.7 * (sigma_s.view(1, 3, 1, 1) * (batch - mu) / sigma + mu_s.view(1, 3, 1, 1))
+    torch.testing.assert_close(y, transferred + 0.3 * batch)
 
 
 def test_without_decay_the_layer_remembers_nothing():

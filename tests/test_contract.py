@@ -5,6 +5,7 @@ A new method is tested by being registered.
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import bestta
 from bestta import SourceProfile
+from bestta.adapters.base import is_finite
 from nets import Classifier, Segmenter, TokenClassifier, randomise, same, snapshot, stream
 
 NETS = {
@@ -77,6 +79,18 @@ def test_paused_it_is_the_source_model_bit_for_bit(method, net):
     assert same(state, adapter.state())
 
 
+def test_pauses_may_be_nested(method, net):
+    model, profile, _ = net
+    adapter = bestta.adapt(model, profile, method=method)
+    with adapter.paused():
+        with adapter.paused():
+            pass
+        adapter(stream(1, seed=7)[0])
+        assert adapter.last.reason == "paused"
+    adapter(stream(1, seed=7)[0])
+    assert adapter.last.reason != "paused"
+
+
 def test_only_the_parameters_it_lists_are_trained(method, net):
     model, profile, _ = net
     adapter = bestta.adapt(model, profile, method=method)
@@ -93,12 +107,14 @@ def test_a_stopped_stream_goes_on_as_if_it_had_not_been(method, net, tmp_path):
     images = stream(8, seed=7, **FOG)
     whole = bestta.adapt(model, profile, method=method)
     predictions = [whole(image) for image in images]
-    first = bestta.adapt(model, profile, method=method)
+    first = bestta.adapt(model, profile, method=method, seed=5)
+    torch.rand(7, generator=first.generator)  # as a method that draws would
     for image in images[:3]:
         first(image)
     first.save(tmp_path / "state")
     second = bestta.adapt(model, profile, method=method)
     second.load(tmp_path / "state")
+    assert torch.equal(first.generator.get_state(), second.generator.get_state())
     rest = [second(image) for image in images[3:]]
     assert all(torch.equal(a, b) for a, b in zip(predictions[3:], rest, strict=True))
     assert same(whole.state(), second.state())
@@ -127,6 +143,35 @@ def test_it_adapts_the_same_where_gradients_are_off(method, net, mode):
             assert torch.equal(off(image * 1), expected)
         assert off.last.adapted == usual.last.adapted
     assert same(usual.state(), off.state())
+
+
+class Skip(nn.Module):
+    """Multiplies features with the image itself, so that the backward needs the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(nn.Conv2d(3, 3, 1))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.layer1(image) * image
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_everything_may_happen_where_gradients_are_off(method, mode, tmp_path):
+    model = randomise(Skip(), seed=11)
+    with mode():
+        images = [torch.randn(1, 3, 8, 8) for _ in range(4)]
+        profile = SourceProfile.collect(model, images, layers=["layer1"])
+        adapter = bestta.adapt(model, profile, method=method)
+        for image in images:
+            adapter(image)
+            assert adapter.last.adapted == bool(adapter.trainable)
+        adapter.save(tmp_path / "state")
+        adapter.reset()
+        adapter.load(tmp_path / "state")
+        adapter(images[0])
+    adapter(torch.randn(1, 3, 8, 8))
+    assert adapter.last.adapted == bool(adapter.trainable)
 
 
 def test_a_frame_with_bad_pixels_leaves_no_trace(method, net):
@@ -279,6 +324,18 @@ def test_an_adapter_that_is_no_longer_used_lets_go_of_the_model(method, net):
     other.remove()
     other.remove()
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_an_adapter_is_not_copied_but_told_how_to_make_another(method, net):
+    model, profile, _ = net
+    with pytest.raises(TypeError, match="make another one"):
+        copy.deepcopy(bestta.adapt(model, profile, method=method))
+
+
+def test_a_sum_that_overflows_is_not_an_infinite_value():
+    assert is_finite(torch.full((10,), 3e38), torch.ones(2))
+    assert not is_finite(torch.ones(2), torch.tensor([1.0, float("inf")]))
+    assert not is_finite(torch.tensor([float("inf"), -float("inf")]))
 
 
 def test_a_report_says_what_the_step_did(method, net):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -136,6 +137,67 @@ def test_an_inserted_layer_is_not_seen_by_other_threads():
 def test_a_compiled_model_is_refused_with_advice(segmenter):
     with pytest.raises(ValueError, match=r"compiled \(OptimizedModule\).*before torch.compile"):
         bestta.SourceProfile.collect(torch.compile(segmenter), [], layers="layer1")
+
+
+def test_a_model_compiled_in_place_is_refused_with_advice(segmenter):
+    segmenter.compile()
+    with pytest.raises(ValueError, match="is compiled"):
+        bestta.layers(segmenter, torch.randn(1, 3, 12, 12))
+
+
+def test_a_model_born_in_inference_mode_is_refused_with_advice():
+    with torch.inference_mode():
+        model = Segmenter().eval()
+    with pytest.raises(ValueError, match=r"inference_mode.*outside of it"):
+        bestta.layers(model, torch.randn(1, 3, 12, 12))
+
+
+def test_listing_layers_never_runs_a_model_in_training_mode(segmenter):
+    with pytest.raises(ValueError, match="training mode"):
+        bestta.layers(segmenter.train(), torch.randn(1, 3, 12, 12))
+
+
+def test_a_module_is_found_under_each_of_its_names(segmenter):
+    segmenter.alias = segmenter.layer2
+    with inserted(segmenter, {"alias": lambda x: x}) as runs:
+        segmenter(torch.randn(1, 3, 12, 12))
+    assert runs == {"alias": 1}
+
+
+def test_features_whose_first_axis_is_not_the_images_are_refused():
+    """Tokens laid out as (N, B, C), as transformers do without batch_first."""
+
+    class TokensFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(3, 3))
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return self.block(image.flatten(2).permute(2, 0, 1)).mean(0)
+
+    model, image = TokensFirst().eval(), torch.randn(2, 3, 4, 4)
+    with pytest.raises(
+        ValueError, match=r"(?s)'block' returned features \(16, 2, 3\) for 2 images"
+    ):
+        bestta.SourceProfile.collect(model, [image], layers="block")
+    assert bestta.layers(model, image) == []
+
+
+def test_a_named_tuple_is_no_features_and_the_error_says_so():
+    class Pair(NamedTuple):
+        low: torch.Tensor
+        high: torch.Tensor
+
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor) -> Pair:
+            return Pair(x, x)
+
+    model = nn.Sequential(Two())
+    with (
+        pytest.raises(ValueError, match="returned no tensor but a Pair of Tensor, Tensor"),
+        inserted(model, {"0": lambda x: x}),
+    ):
+        model(torch.ones(1, 2, 3, 3))
 
 
 def test_two_models_freeze_apart():

@@ -120,6 +120,22 @@ def test_content_loss_of_silent_features_has_no_gradient():
     assert torch.equal(b.grad, zero)
 
 
+def test_half_precision_embeddings_are_compared_in_fp32():
+    """Squares and differences of these do not fit into fp16, whose largest number is 65504."""
+    u, v = rows(1, 3, 8, 8) * 1000, rows(1, 3, 8, 8, seed=1) * 1000
+    exact = losses.content_loss(u.half().double(), v.half().double()).item()
+    assert losses.content_loss(u.half(), v.half()).item() == pytest.approx(exact, abs=1e-5)
+    wide, source = torch.full((1, 4), 6e4).half(), torch.ones(4)
+    moved = losses.directional_style_loss(source, -source, wide, -wide)
+    assert moved.item() == pytest.approx(0, abs=1e-6)
+
+
+def test_embeddings_that_hardly_differ_have_no_direction():
+    u = torch.full((1, 3), 1e-14, dtype=torch.float64).requires_grad_()
+    losses.cosine(u, torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+    assert torch.equal(u.grad, torch.zeros(1, 3, dtype=torch.float64))
+
+
 def test_total_weighs_each_loss_once():
     parts = {"style": torch.tensor(2.0), "entropy": torch.tensor(5.0)}
     assert losses.total_loss(parts, {"style": 0.5, "entropy": 0.1}).item() == pytest.approx(1.5)

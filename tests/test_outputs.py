@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,6 +21,22 @@ def test_attributes_are_entries_too():
     logits = torch.zeros(1, 3)
     assert select_logits(Output(logits)) is logits
     assert select_logits(Output(logits), "logits") is logits
+
+
+def test_the_logits_of_a_named_tuple_are_found_by_name():
+    class Named(NamedTuple):
+        features: torch.Tensor
+        logits: torch.Tensor
+
+    output = Named(torch.zeros(1, 3), torch.zeros(1, 5))
+    assert select_logits(output) is output.logits
+    assert select_logits(output, "features") is output.features
+    assert select_logits(output, 0) is output.features
+
+
+def test_logits_come_before_out():
+    output = {"out": torch.zeros(1, 3), "logits": torch.zeros(1, 5)}
+    assert select_logits(output) is output["logits"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bestta
 import oracle
 from bestta import SourceProfile
+from bestta.files import load_tensors, save_tensors
 from bestta.profile import ModelIdentity
 from nets import Classifier, Segmenter, TokenClassifier, randomise, same, snapshot, stream
 
@@ -95,6 +96,8 @@ def test_merging_equals_collecting_together(segmenter):
     second = SourceProfile.collect(segmenter, images[2:], layers=LAYERS, embedding="map")
     merged = first.merge(second)
     assert merged.images == 9
+    by_hand = torch.cat([features_at_layer1(segmenter, x) for x in images]).mean(0)
+    torch.testing.assert_close(merged.layers["layer1"].embedding("map"), by_hand)
     for name in LAYERS:
         for ours, expected in zip(
             vars(merged.layers[name]).values(), vars(whole.layers[name]).values(), strict=True
@@ -140,7 +143,12 @@ def test_saving_and_loading_gives_back_the_same_profile(segmenter, tmp_path):
     profile = SourceProfile.collect(
         segmenter, stream(3, seed=4), layers=LAYERS, embedding="map", note="sunny"
     )
-    profile = replace(profile, settings={"bestta": {"rho": 0.4, "layers": ["layer3"]}})
+    profile = replace(
+        profile,
+        settings={"bestta": {"rho": 0.4, "layers": ["layer3"]}},
+        output="logits",
+        layers={n: replace(p, channel_dim=1) for n, p in profile.layers.items()},
+    )
     profile.save(tmp_path / "profile.safetensors")
     loaded = SourceProfile.load(tmp_path / "profile.safetensors", segmenter)
     for name in LAYERS:
@@ -150,6 +158,7 @@ def test_saving_and_loading_gives_back_the_same_profile(segmenter, tmp_path):
             )
     assert replace(loaded, layers=profile.layers) == profile
     assert list(loaded.layers) == list(profile.layers)
+    assert [layer.channel_dim for layer in loaded.layers.values()] == [1, 1]
 
 
 def test_a_bad_source_image_is_left_out_and_counted(segmenter):
@@ -161,6 +170,22 @@ def test_a_bad_source_image_is_left_out_and_counted(segmenter):
     assert profile.images == 4
     assert profile.provenance["skipped"] == 1
     assert torch.equal(profile.layers["layer1"].mu, good.layers["layer1"].mu)
+
+
+@pytest.mark.parametrize("fault", ["NaN pixel", "infinite variance"])
+def test_a_bad_image_does_not_take_its_batch_with_it(segmenter, fault):
+    images = torch.cat(stream(4, seed=4))
+    good = SourceProfile.collect(segmenter, images, layers="layer1")
+    bad = images[:1].clone()
+    if fault == "NaN pixel":
+        bad[0, 0, 0, 0] = float("nan")
+    else:  # finite pixels, and features whose mean is finite too
+        bad *= 1e25
+    with pytest.warns(UserWarning, match="1 source images"):
+        profile = SourceProfile.collect(segmenter, [torch.cat([bad, images])], layers="layer1")
+    assert profile.images == 4
+    torch.testing.assert_close(profile.layers["layer1"].mu, good.layers["layer1"].mu)
+    torch.testing.assert_close(profile.layers["layer1"].sigma, good.layers["layer1"].sigma)
 
 
 # --- identity -------------------------------------------------------------------------------
@@ -179,6 +204,22 @@ def test_any_changed_weight_or_running_statistic_makes_another_model(segmenter):
             tensor.flatten()[-1].mul_(1.02)
         prints.add(ModelIdentity.of(segmenter).fingerprint)
     assert len(prints) == 3
+
+
+def test_names_and_shapes_make_the_model_as_much_as_values():
+    def identity(*names: str, shape: tuple[int, ...] = (4,)) -> str:
+        model = nn.Module()
+        for name in names:
+            setattr(model, name, nn.Parameter(torch.ones(shape)))
+        return ModelIdentity.of(model).fingerprint
+
+    assert len({identity("a", "b"), identity("a", "c"), identity("a", "b", shape=(2, 2))}) == 3
+
+
+def test_what_a_model_only_caches_is_no_part_of_it(segmenter):
+    identity = ModelIdentity.of(segmenter)
+    segmenter.register_buffer("grid", torch.zeros(3), persistent=False)
+    assert ModelIdentity.of(segmenter) == identity
 
 
 def test_a_profile_of_another_model_is_refused_and_both_are_named(segmenter, classifier, tmp_path):
@@ -301,11 +342,36 @@ def test_files_that_are_no_profile_are_refused(segmenter, profile, tmp_path):
     with pytest.raises(ValueError, match="not a source profile"):
         SourceProfile.load(tmp_path / "cut")
     bestta.adapt(segmenter, profile).save(tmp_path / "state")
-    with pytest.raises(ValueError, match="holds a adapter state, not a source profile"):
+    with pytest.raises(ValueError, match="not a source profile: it holds 'adapter state'"):
         SourceProfile.load(tmp_path / "state")
 
 
-def test_an_interrupted_save_leaves_the_file_of_before(profile, tmp_path, monkeypatch):
+def test_a_damaged_profile_is_refused(profile, tmp_path):
+    path = tmp_path / "profile"
+    profile.save(path)
+    tensors, about = load_tensors(path, "source profile")
+    lacking = {k: v for k, v in tensors.items() if k != "layer1/mu"}
+    for damaged in (
+        (lacking, about),
+        (tensors, {k: v for k, v in about.items() if k != "task"}),
+        (tensors, {**about, "model": {"name": "?"}}),
+    ):
+        save_tensors(path, *damaged)
+        with pytest.raises(ValueError, match="damaged source profile"):
+            SourceProfile.load(path)
+    save_tensors(path, tensors, {**about, "format": 99})
+    with pytest.raises(ValueError, match="of format 99"):
+        SourceProfile.load(path)
+
+
+def test_a_setting_that_a_profile_should_not_have_is_named(segmenter, profile):
+    profile = replace(profile, settings={"bestta": {"rhoo": 0.4}})
+    with pytest.raises(ValueError, match=r"'rhoo'\. Did you mean 'rho'"):
+        bestta.adapt(segmenter, profile)
+
+
+@pytest.mark.parametrize("where", ["pathlib.Path.replace", "os.fsync"])
+def test_an_interrupted_save_leaves_the_file_of_before(profile, tmp_path, monkeypatch, where):
     path = tmp_path / "profile.safetensors"
     profile.save(path)
     before = path.read_bytes()
@@ -313,7 +379,7 @@ def test_an_interrupted_save_leaves_the_file_of_before(profile, tmp_path, monkey
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("os.fsync", interrupt)
+    monkeypatch.setattr(where, interrupt)
     with pytest.raises(KeyboardInterrupt):
         replace(profile, images=99).save(path)
     assert path.read_bytes() == before

@@ -106,9 +106,10 @@ def apply_affine(x: Tensor, a: Tensor, b: Tensor, axis: int) -> Tensor:
     y = torch.addcmul(b.view(shape), a.view(shape), x)
     if y.dtype == x.dtype:
         return y
-    # Half precision holds less than the fp32 the map is computed in: saturate, never overflow.
-    largest = torch.finfo(x.dtype).max
-    return y.clamp(-largest, largest).to(x.dtype)
+    if x.dtype == torch.float16:  # holds less than the fp32 of the map: saturate, never overflow
+        largest = torch.finfo(torch.float16).max
+        y = y.clamp(-largest, largest)
+    return y.to(x.dtype)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def load_tensors(
         raise ValueError(
             f"{path} is not a {kind}: it is no safetensors file written by bestta ({error})."
         ) from error
-    if about.get("kind") != kind:
-        raise ValueError(f"{path} holds a {about.get('kind')}, not a {kind}.")
+    seen = about.get("kind") if isinstance(about, dict) else None
+    if seen != kind:
+        raise ValueError(f"{path} is not a {kind}: it holds {seen!r}.")
     return tensors, about

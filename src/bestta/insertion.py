@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -46,12 +46,14 @@ def layers(
     names = list(modules) if leaves or (leaves is None and not blocks) else blocks
     if image is None:
         return names
+    check_model(model)
 
     good: set[str] = set()
 
     def look(name: str) -> FeatureFunction:
         def see(features: Tensor) -> None:
             channel_axis(features)
+            check_batch(features, image, name)
             good.add(name)
 
         return see
@@ -63,10 +65,13 @@ def layers(
 
 def find_module(model: nn.Module, name: str) -> nn.Module:
     """The module called ``name``, or a ValueError that says which ones would do."""
-    modules: dict[str, nn.Module] = dict(model.named_modules())
-    if name and name in modules:
-        return modules[name]
-    near = difflib.get_close_matches(name, [n for n in modules if n], n=3, cutoff=0.6)
+    try:
+        if name:
+            return model.get_submodule(name)
+    except AttributeError:
+        pass
+    names = [n for n, _ in model.named_modules(remove_duplicate=False) if n]
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     shallow = sorted(layers(model), key=lambda n: n.count("."))[:12]
     raise ValueError(
         f"no module named {name!r} in {type(model).__name__}."
@@ -133,11 +138,21 @@ def features_of(output: Any, name: str, module: nn.Module) -> Tensor:
     )
     raise ValueError(
         f"module {name!r} ({type(module).__name__}) returned no tensor but a {seen}; "
-        "BeIN needs one that returns a tensor, or a tuple that begins with one."
+        "BeIN needs one that returns a tensor, or a plain tuple or list that begins with one."
     )
 
 
-def check_ran_once(runs: Mapping[str, int], names: Mapping[str, Any], model: nn.Module) -> None:
+def check_batch(features: Tensor, image: Tensor, name: str) -> None:
+    """Raise a ValueError unless the features' first axis is that of the images."""
+    if features.shape[0] != image.shape[0]:
+        raise ValueError(
+            f"module {name!r} returned features {tuple(features.shape)} for {image.shape[0]} "
+            "images: their first axis is not the images', so that they cannot be normalised "
+            "one by one. Choose another layer: bestta.layers(model, image) lists them."
+        )
+
+
+def check_ran_once(runs: Mapping[str, int], names: Iterable[str], model: nn.Module) -> None:
     """Raise a ValueError unless each of ``names`` ran exactly once in the last forward."""
     for name in names:
         if runs.get(name, 0) == 0:
@@ -157,10 +172,16 @@ def check_model(model: Any) -> None:
     """Raise a ValueError unless this is a model that hooks reach, and all of it in eval mode."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
-    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+    compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None)
+    if compiled or isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
             f"this model is compiled ({type(model).__name__}): its layers cannot be reached. "
             "Give the model as it was before torch.compile or torch.jit."
+        )
+    if any(p.is_inference() for p in model.parameters()):
+        raise ValueError(
+            f"the parameters of {type(model).__name__} were made under torch.inference_mode(), "
+            "so that nothing can be learned through them. Build or load the model outside of it."
         )
     training = [name or "the model itself" for name, m in model.named_modules() if m.training]
     if training:

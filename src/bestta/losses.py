@@ -15,8 +15,8 @@ from torch import Tensor
 def cosine(u: Tensor, v: Tensor) -> Tensor:
     """Cosine similarity of each sample of ``u`` with that of ``v``, both (B, ...), as (B,).
 
-    A zero vector has no direction: its similarity is 0, and so is the gradient (the
-    usual form, which divides by a tiny number instead, returns one of about 1e8).
+    A zero vector has no direction: its similarity is 0, and so is the gradient, which the
+    usual form, dividing by a tiny number instead, makes enormous.
     """
     u, v = _flat(u), _flat(v)
     return (u * v).sum(1) * _inverse_root((u * u).sum(1)) * _inverse_root((v * v).sum(1))
@@ -35,7 +35,7 @@ def directional_style_loss(
         adapted, unadapted: E'(x) and E(x), (B, ...).
     """
     direction = (source - target_average).unsqueeze(0)
-    return (1 - cosine(adapted - unadapted, direction)).mean()
+    return (1 - cosine(_flat(adapted) - _flat(unadapted), direction)).mean()
 
 
 def source_style_loss(source: Tensor, adapted: Tensor) -> Tensor:

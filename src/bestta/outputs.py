@@ -20,8 +20,8 @@ def select_logits(output: Any, key: OutputKey = None) -> Tensor:
     Args:
         output: A tensor, a tuple or list, a dict, or an object with attributes.
         key: Which entry: the name in a dict or object, the position in a tuple. By default
-            ``"logits"`` or ``"out"`` of a dict or object (or its only tensor), and the first
-            tensor of a tuple.
+            ``"logits"``, or else ``"out"``, of a dict, named tuple or object, the only tensor of a
+            dict, and the first tensor of a tuple.
     """
     logits = _entry(output, key)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
@@ -63,14 +63,14 @@ def _usual_entry(output: Any) -> Any:
         for name in (*USUAL_KEYS, *(tensors if len(tensors) == 1 else ())):
             if name in tensors:
                 return output[name]
-    elif isinstance(output, tuple | list):
-        for value in output:
-            if isinstance(value, Tensor):
-                return value
     else:
         for name in USUAL_KEYS:
             if isinstance(getattr(output, name, None), Tensor):
                 return getattr(output, name)
+    if isinstance(output, tuple | list):
+        for value in output:
+            if isinstance(value, Tensor):
+                return value
     raise ValueError(
         f"cannot tell where the logits are: the model returned {_describe(output)}. "
         "Name them with output=…, a key or a position."

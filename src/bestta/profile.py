@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from bestta._version import __version__
 from bestta.bein import channel_axis, instance_moments
 from bestta.files import load_tensors, save_tensors
-from bestta.insertion import FeatureFunction, check_model, check_ran_once, find_module, inserted
+from bestta.insertion import (
+    FeatureFunction,
+    check_batch,
+    check_model,
+    check_ran_once,
+    find_module,
+    inserted,
+)
 from bestta.outputs import OutputKey, Task, select_logits, task_of
 from bestta.progress import Progress
 
@@ -48,11 +55,11 @@ class ModelIdentity:
 
         The values enter rounded to bfloat16: the same weights in fp32 and in bf16, on any
         device and in any memory format, are the same model. Counters of training steps
-        (integer buffers) do not enter.
+        (integer buffers) and what a model only caches (buffers it does not save) do not enter.
         """
         digest = hashlib.sha256()
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if not tensor.is_floating_point():
+        for name, tensor in model.state_dict().items():
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 continue
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
             values = tensor.detach().to("cpu", torch.bfloat16).contiguous().flatten()
@@ -78,7 +85,7 @@ class ModelIdentity:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerProfile:
     """The source style at one layer. Every tensor is an average over images."""
 
@@ -191,37 +198,38 @@ class SourceProfile:
             find_module(model, name)
         if embedding not in ("pooled", "map"):
             raise ValueError(f"embedding is 'pooled' or 'map', not {embedding!r}.")
+        places: Mapping[str, int | None] = (
+            channel_dim if isinstance(channel_dim, Mapping) else dict.fromkeys(names, channel_dim)
+        )
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        identity = ModelIdentity.of(model)
 
         total: SourceProfile | None = None
-        identity = ModelIdentity.of(model)
         sizes: dict[str, int] = {}
         skipped = 0
-        with Progress("source images", show=progress) as shown:
+        with (
+            Progress("source images", show=progress) as shown,
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):
             for item in _batches(images):
                 image = check_image(_first(item)).to(device)
                 shown.advance(len(image))
-                finite = image.isfinite().flatten(1).all(1)
-                skipped += int((~finite).sum())
-                if not bool(finite.any()):
+                good = image.isfinite().flatten(1).all(1)
+                if bool(good.any()):
+                    seen, logits = _look(model, image[good], names, embedding, places, output)
+                    keep = torch.stack([layer.finite for layer in seen.values()]).all(0)
+                    kept = int(keep.sum())
+                else:
+                    kept = 0
+                skipped += len(image) - kept
+                if not kept:
                     continue
-                image = image[finite]
-                seen: dict[str, LayerProfile] = {}
-
-                def look(name: str, seen: dict[str, LayerProfile] = seen) -> FeatureFunction:
-                    dim = channel_dim.get(name) if isinstance(channel_dim, Mapping) else channel_dim
-                    return lambda x: seen.update({name: _layer_profile(x, dim, embedding)})
-
-                with torch.no_grad(), inserted(model, {n: look(n) for n in names}) as runs:
-                    logits = select_logits(model(image), output)
-                check_ran_once(runs, dict.fromkeys(names), model)
-                if not all(bool(p.mu.isfinite().all()) for p in seen.values()):
-                    skipped += len(image)
-                    continue
-                size = f"{image.shape[3]}x{image.shape[2]}"
-                sizes[size] = sizes.get(size, 0) + len(image)
-                batch = cls(seen, len(image), identity, task_of(logits), image.shape[1], output)
+                averages = {name: layer.average(keep) for name, layer in seen.items()}
+                batch = cls(averages, kept, identity, task_of(logits), image.shape[1], output)
                 total = batch if total is None else total._averaged(batch)
+                size = f"{image.shape[3]}x{image.shape[2]}"
+                sizes[size] = sizes.get(size, 0) + kept
         if skipped:
             warnings.warn(
                 f"{skipped} source images gave NaN or infinite values and were left out.",
@@ -310,25 +318,28 @@ class SourceProfile:
                 f"{path} is a {KIND} of format {about.get('format')}; "
                 f"this version of bestta reads format {FORMAT}."
             )
-        layers = {
-            name: LayerProfile(
-                tensors[f"{name}/mu"],
-                tensors[f"{name}/sigma"],
-                more["channel_dim"],
-                tensors.get(f"{name}/embedding_map"),
+        try:
+            layers = {
+                name: LayerProfile(
+                    tensors[f"{name}/mu"],
+                    tensors[f"{name}/sigma"],
+                    more["channel_dim"],
+                    tensors.get(f"{name}/embedding_map"),
+                )
+                for name, more in about["layers"].items()
+            }
+            profile = cls(
+                layers=layers,
+                images=about["images"],
+                model=ModelIdentity(**about["model"]),
+                task=about["task"],
+                input_channels=about["input_channels"],
+                output=about["output"],
+                settings=about["settings"],
+                provenance=about["provenance"],
             )
-            for name, more in about["layers"].items()
-        }
-        profile = cls(
-            layers=layers,
-            images=about["images"],
-            model=ModelIdentity(**about["model"]),
-            task=about["task"],
-            input_channels=about["input_channels"],
-            output=about["output"],
-            settings=about["settings"],
-            provenance=about["provenance"],
-        )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is a damaged {KIND}: {error!r}.") from error
         if model is not None:
             profile.check(model)
         return profile
@@ -367,12 +378,59 @@ def _first(item: Any) -> Any:
     return item[0] if isinstance(item, tuple | list) and item else item
 
 
-def _layer_profile(x: Tensor, channel_dim: int | None, embedding: Embedding) -> LayerProfile:
-    """The profile of one batch of features."""
-    mean, variance = instance_moments(x, channel_axis(x, channel_dim))
-    return LayerProfile(
-        mu=mean.cpu().double().mean(0),
-        sigma=variance.cpu().double().sqrt().mean(0),
-        channel_dim=channel_dim,
-        embedding_map=x.cpu().float().mean(0) if embedding == "map" else None,
-    )
+class _Seen(NamedTuple):
+    """What one batch showed at one layer, image by image."""
+
+    mean: Tensor
+    """(B, C), float64."""
+    sigma: Tensor
+    """(B, C), float64."""
+    maps: Tensor | None
+    """The features themselves, if their average is wanted."""
+    channel_dim: int | None
+
+    @property
+    def finite(self) -> Tensor:
+        """Which images gave finite statistics, (B,)."""
+        finite = self.mean.isfinite().all(1) & self.sigma.isfinite().all(1)
+        return finite if self.maps is None else finite & self.maps.isfinite().flatten(1).all(1)
+
+    def average(self, keep: Tensor) -> LayerProfile:
+        """The profile of the images to ``keep``, (B,) of booleans."""
+        return LayerProfile(
+            self.mean[keep].mean(0),
+            self.sigma[keep].mean(0),
+            self.channel_dim,
+            None if self.maps is None else self.maps[keep].mean(0),
+        )
+
+
+def _look(
+    model: nn.Module,
+    image: Tensor,
+    names: Sequence[str],
+    embedding: Embedding,
+    channel_dim: Mapping[str, int | None],
+    output: OutputKey,
+) -> tuple[dict[str, _Seen], Tensor]:
+    """One forward of the source model: what it showed at each layer, and its logits."""
+    seen: dict[str, _Seen] = {}
+
+    def look(name: str) -> FeatureFunction:
+        def see(x: Tensor) -> None:
+            check_batch(x, image, name)
+            place = channel_dim.get(name)
+            mean, variance = instance_moments(x, channel_axis(x, place))
+            seen[name] = _Seen(
+                mean.cpu().double(),
+                variance.cpu().double().sqrt(),
+                x.cpu().float() if embedding == "map" else None,
+                place,
+            )
+
+        return see
+
+    with inserted(model, {name: look(name) for name in names}) as runs:
+        logits = select_logits(model(image), output)
+    check_ran_once(runs, names, model)
+    return seen, logits

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,7 @@ class Adapter(ABC):
     state_settings: ClassVar[tuple[str, ...]] = ()
     """Settings without which a saved state has no meaning: they must agree when it is loaded."""
 
+    @torch.inference_mode(False)
     def __init__(
         self, model: nn.Module, profile: SourceProfile | None, config: AdapterConfig
     ) -> None:
@@ -167,6 +168,7 @@ class Adapter(ABC):
         finally:
             self._pauses -= 1
 
+    @torch.inference_mode(False)
     def reset(self) -> None:
         """Back to the exact starting point: as if no image had been seen."""
         self._load_whole_state(self._start)
@@ -188,6 +190,7 @@ class Adapter(ABC):
         }
         save_tensors(path, self._whole_state(), about)
 
+    @torch.inference_mode(False)
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from what `save` wrote, with the same model, method and settings.
 
@@ -195,16 +198,20 @@ class Adapter(ABC):
         give the numbers their meaning (``state_settings``) may not.
         """
         state, about = load_tensors(path, KIND)
-        if about["format"] != FORMAT or about["method"] != self.name:
+        try:
+            method, version, settings = about["method"], about["format"], dict(about["settings"])
+            saved = ModelIdentity(**about["model"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is a damaged {KIND}: {error!r}.") from error
+        if version != FORMAT or method != self.name:
             raise ValueError(
-                f"{path} holds a state of method {about['method']!r} (format {about['format']}); "
+                f"{path} holds a state of method {method!r} (format {version}); "
                 f"this adapter is {self.name!r} (format {FORMAT})."
             )
-        saved = ModelIdentity(**about["model"])
         if saved.fingerprint != self._identity().fingerprint:
             saved.check(self.model, KIND)
         for name in self.state_settings:
-            ours, theirs = self.settings[name], about["settings"].get(name)
+            ours, theirs = self.settings[name], settings.get(name)
             if ours != theirs:
                 raise ValueError(
                     f"{path} was saved with {name}={theirs!r}, this adapter has {name}={ours!r}; "
@@ -227,6 +234,9 @@ class Adapter(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.remove()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an adapter is not copied: make another one, and load this one's state.")
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.trainable.values())
@@ -256,16 +266,21 @@ class Adapter(ABC):
 
     def _load_whole_state(self, state: Mapping[str, Tensor]) -> None:
         own = dict(state)
-        images_seen, generator = own.pop("images_seen"), own.pop("generator")
+        images_seen = own.pop("images_seen", torch.empty(0))
+        generator = own.pop("generator", torch.empty(0))
+        ours = self.generator.get_state()
+        if (images_seen.dtype, images_seen.dim()) != (torch.int64, 0) or (
+            (generator.dtype, generator.shape) != (ours.dtype, ours.shape)
+        ):
+            raise ValueError("this state is damaged: its counter or generator is not one.")
         self.load_state(own)
         self.images_seen = int(images_seen)
         self.generator.set_state(generator)
 
 
-def is_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or infinite; at the cost of one sum when all is well."""
-    values = values.detach()
-    if not values.is_floating_point():
+def is_finite(*tensors: Tensor) -> bool:
+    """Whether no value is NaN or infinite; at the cost of a sum of each when all is well."""
+    sums = torch.stack([tensor.detach().sum(dtype=torch.float32) for tensor in tensors])
+    if bool(sums.isfinite().all()):
         return True
-    total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
-    return bool(total.isfinite()) or bool(values.isfinite().all())
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)

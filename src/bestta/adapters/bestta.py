@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport, is_finite
 from bestta.adapters.registry import register_adapter
-from bestta.bein import BeIN, GammaShape, Transfer
-from bestta.insertion import FeatureFunction, check_ran_once, find_module, inserted
+from bestta.bein import BeIN, GammaShape, Transfer, apply_affine, channel_axis
+from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
 from bestta.losses import (
     average,
     content_loss_of_affine,
@@ -85,12 +85,17 @@ class BesttaConfig(AdapterConfig):
 
     eps: float = 1e-5
     """Added to variances, as in instance norm, of the image and of the source alike."""
-    slope_min: float = 0.01
-    slope_max: float = 100.0
-    """Bounds of BeIN's slope: it never inverts features and never blows up silent channels."""
+    slope_min: float = 0.1
+    slope_max: float = 10.0
+    """Bounds of BeIN's slope, so that it never inverts features. γ_μ acts times the slope: a
+    channel that is silent in this image would otherwise blow up what little was learned."""
+    reach: float | None = 10.0
+    """Learn from an image only if, in most channels, its deviation is within this factor of the
+    source's and its mean within this many source deviations. A blank or broken frame is predicted
+    like any other and forgotten. None: learn from every image."""
 
     def __post_init__(self) -> None:
-        layers = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
+        layers = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers or ())
         object.__setattr__(self, "layers", layers)
         if len(set(layers)) != len(layers):
             raise ValueError(f"a layer is named twice: {', '.join(layers)}.")
@@ -105,6 +110,8 @@ class BesttaConfig(AdapterConfig):
             _within(name, getattr(self, name), 0, 1)
         if self.gamma_bound is not None and not self.gamma_bound > 0:
             raise ValueError(f"gamma_bound must be positive or None, not {self.gamma_bound}.")
+        if self.reach is not None and not self.reach > 1:
+            raise ValueError(f"reach must be above 1 or None, not {self.reach}.")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -159,7 +166,8 @@ class Bestta(Adapter):
     def prepare(self) -> None:
         """Build a BeIN for each layer from its source style."""
         self.profile.check(self.model)
-        layers = self.profile.select(self.config.layers or self.profile.layers)
+        chosen = self.profile.select(self.config.layers or self.profile.layers)
+        layers = {name: layer for name, layer in self.profile.layers.items() if name in chosen}
         self.config = replace(self.config, layers=tuple(layers))
         self.bein = {name: self._build(name, layer) for name, layer in layers.items()}
         self.source_embedding = {
@@ -207,10 +215,12 @@ class Bestta(Adapter):
         try:
             prediction, report = self._attempt(image, before)
         except BaseException:
-            self.load_state(before)
+            self._restore(before)
             raise
+        if not report.rolled_back and not is_finite(*self.state().values()):
+            report = _undone("the state after the step is not finite", report.losses)
         if report.rolled_back:
-            self.load_state(before)
+            self._restore(before)
             if not is_finite(prediction):
                 prediction, report = self.predict_source(image), replace(report, skipped=True)
         return prediction, report
@@ -221,6 +231,9 @@ class Bestta(Adapter):
             logits, passes = self.forward(image)
         if not is_finite(logits):
             return logits, _undone("the adapted prediction is not finite")
+        far = self.out_of_reach(passes)
+        if far:
+            return logits, _undone(far)
         if not learns:
             return logits, StepReport(reason="γ is held still: no learning rate or no loss")
 
@@ -231,7 +244,7 @@ class Bestta(Adapter):
         if not is_finite(total):
             return logits, _undone("the loss is not finite", values)
         gradients = self.gradients(total)
-        if not all(is_finite(gradient) for gradient in gradients.values()):
+        if not is_finite(*gradients.values()):
             return logits, _undone("the gradient is not finite", values)
         self.update(gradients)
         if self.config.predict == "after":
@@ -249,8 +262,9 @@ class Bestta(Adapter):
 
         def through(name: str) -> FeatureFunction:
             def put(x: Tensor) -> Tensor:
+                check_batch(x, image, name)
                 y, done = self.bein[name].transfer(x)
-                passes[name] = Pass(done, (x, y) if whole_maps else (done.mean, done.adapted_mean))
+                passes[name] = Pass(done, x if whole_maps else None)
                 # Without the entropy no loss looks behind the last BeIN: the graph ends there.
                 last = len(passes) == len(self.bein)
                 return y.detach() if last and not self.config.lambda_entropy else y
@@ -261,6 +275,24 @@ class Bestta(Adapter):
             logits = select_logits(self.model(image), self.config.output)
         check_ran_once(runs, self.bein, self.model)
         return logits, passes
+
+    def out_of_reach(self, passes: Mapping[str, Pass]) -> str:
+        """Why these features are too far from the source to learn from; empty if they are not."""
+        reach = self.config.reach
+        if reach is None:
+            return ""
+        for name, bein in self.bein.items():
+            done = passes[name].done
+            contrast = ((done.variance + bein.eps).sqrt() / bein.sigma_s).median(1).values
+            shift = ((done.mean - bein.mu_s).abs() / bein.sigma_s).median(1).values
+            for ratio, away in torch.stack([contrast, shift], 1).tolist():
+                if not (1 / reach <= ratio <= reach and away <= reach):
+                    return (
+                        f"out of reach: at {name!r} the image's deviation is {ratio:.3g} times the "
+                        f"source's and its mean {away:.3g} source deviations away (medians over "
+                        f"the channels; reach={reach})"
+                    )
+        return ""
 
     def losses(self, logits: Tensor, passes: Mapping[str, Pass]) -> dict[str, Tensor]:
         """Each loss that has a weight, from one forward."""
@@ -281,7 +313,7 @@ class Bestta(Adapter):
 
     def style_loss(self, name: str, through: Pass) -> Tensor:
         """The style loss at one layer; the directional one first takes the image into A."""
-        unadapted, adapted = through.embeddings
+        unadapted, adapted = through.embeddings(self.bein[name].channel_dim)
         source = self.source_embedding[name]
         if unadapted.shape[1:] != source.shape:
             raise ValueError(
@@ -336,10 +368,13 @@ class Bestta(Adapter):
             state.update({f"{name}/{k}": v.clone() for k, v in kept.items() if v is not None})
         return state
 
-    @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state of the same layers and widths."""
         self._check_state(state)
+        self._restore(state)
+
+    @torch.no_grad()
+    def _restore(self, state: Mapping[str, Tensor]) -> None:
         for name, parameter in self.trainable.items():
             parameter.copy_(state[name])
             self.velocity[name].copy_(state[f"{name}/velocity"])
@@ -373,6 +408,10 @@ class Bestta(Adapter):
                 )
             if not is_finite(state[name]):
                 raise ValueError(f"this state is damaged: {name} holds NaN or infinite numbers.")
+        for name in self.bein:
+            mu_x, sigma_x = state.get(f"{name}/mu_x"), state.get(f"{name}/sigma_x")
+            if (mu_x is None) != (sigma_x is None) or (sigma_x is not None and sigma_x.min() < 0):
+                raise ValueError(f"this state is damaged: the stream's statistics at {name!r}.")
 
 
 @dataclass(frozen=True)
@@ -380,8 +419,16 @@ class Pass:
     """What one forward left behind at one BeIN."""
 
     done: Transfer
-    embeddings: tuple[Tensor, Tensor]
-    """E(x) and E'(x), (B, ...): BeIN's input and output, pooled or as whole maps."""
+    features: Tensor | None
+    """The whole input map, if the embeddings are whole maps."""
+
+    def embeddings(self, channel_dim: int | None) -> tuple[Tensor, Tensor]:
+        """E(x) and E'(x), (B, ...): BeIN's input and output, pooled or as whole maps."""
+        x, done = self.features, self.done
+        if x is None:
+            return done.mean, done.adapted_mean
+        # Made anew: the model may have changed the map it was given in place.
+        return x, apply_affine(x, done.slope, done.offset, channel_axis(x, channel_dim))
 
 
 def batchnorm_style(module: nn.Module, name: str, channels: int) -> tuple[Tensor, Tensor]:

@@ -79,9 +79,6 @@ def adapt(
     if profile is not None and not isinstance(profile, SourceProfile):
         raise ValueError(f"profile must be a SourceProfile, not {type(profile).__name__}.")
     names = [f.name for f in fields(known.Config)]
-    for name in settings:
-        _lookup(name, dict.fromkeys(names), f"setting of {method!r}")
-
     chosen: dict[str, Any] = {}
     if preset is None and profile is not None and profile.task in known.presets:
         preset = profile.task
@@ -91,6 +88,8 @@ def adapt(
         chosen.update(output=profile.output)
         chosen.update(profile.settings.get(method, {}))
     chosen.update(settings)
+    for name in chosen:
+        _lookup(name, dict.fromkeys(names), f"setting of {method!r}")
     return known(model, profile, known.Config(**chosen))
 
 
