@@ -166,7 +166,7 @@ def main() -> None:
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
         print(f"Written: {arguments.out}")
     else:
-        print("Next: --out FILE keeps the record; README.md tells what the settings cost.")
+        print("Next: --out FILE keeps the record; docs/bestta.md tells what costs what.")
 
 
 if __name__ == "__main__":
