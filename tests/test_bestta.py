@@ -223,7 +223,7 @@ def test_a_batch_takes_one_step(segmenter, profile):
     logits = adapter(stream(1, seed=7, batch=3, **FOG)[0])
     assert logits.shape == (3, 5, 12, 12)
     assert adapter.last.adapted
-    assert adapter.images_seen == 1
+    assert adapter.images_seen == 3
 
 
 def test_gamma_of_two_numbers_in_all(segmenter, profile):

@@ -326,6 +326,14 @@ def test_an_adapter_that_is_no_longer_used_lets_go_of_the_model(method, net):
     assert all(p.requires_grad for p in model.parameters())
 
 
+def test_a_model_that_was_moved_says_what_to_do(method, net):
+    model, profile, _ = net
+    adapter = bestta.adapt(model, profile, method=method)
+    model.to("meta")
+    with pytest.raises(ValueError, match="moved from cpu to meta"):
+        adapter(stream(1, seed=7)[0])
+
+
 def test_an_adapter_is_not_copied_but_told_how_to_make_another(method, net):
     model, profile, _ = net
     with pytest.raises(TypeError, match="make another one"):
@@ -344,7 +352,7 @@ def test_a_report_says_what_the_step_did(method, net):
     assert adapter.last.reason == "no image yet"
     for count, image in enumerate(stream(3, seed=7), start=1):
         adapter(image)
-        assert adapter.last.image == count
+        assert adapter.last.images_seen == adapter.images_seen == count
         assert adapter.last.time_ms > 0
         assert adapter.last.adapted or adapter.last.reason
     assert type(model).__name__ in repr(adapter)

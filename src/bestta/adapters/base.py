@@ -38,8 +38,8 @@ FORMAT = 1
 class StepReport:
     """What one call of an adapter did."""
 
-    image: int = 0
-    """How many calls the adapter has answered, this one included."""
+    images_seen: int = 0
+    """How many images the adapter has answered, those of this call included."""
     losses: Mapping[str, float] = field(default_factory=dict)
     """Value of each loss that was computed, unweighted, and their weighted ``total``."""
     adapted: bool = False
@@ -84,6 +84,7 @@ class Adapter(ABC):
     ) -> None:
         check_model(model)
         self.model, self.profile, self.config = model, profile, config
+        self.device = _device_of(model)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.last = StepReport(reason="no image yet")
         self.images_seen = 0
@@ -133,6 +134,11 @@ class Adapter(ABC):
         if not self._release.alive:
             raise RuntimeError("this adapter was removed from its model; make a new one.")
         check_model(self.model)
+        if _device_of(self.model) != self.device:
+            raise ValueError(
+                f"the model was moved from {self.device} to {_device_of(self.model)} after this "
+                "adapter was made; save its state, make one where the model is, and load it."
+            )
         check_image(image)
         if self.profile is not None and image.shape[1] != self.profile.input_channels:
             raise ValueError(
@@ -149,9 +155,9 @@ class Adapter(ABC):
                 report = replace(report, skipped=True)
             else:
                 prediction, report = self.step(image)
-        self.images_seen += 1
+        self.images_seen += len(image)
         elapsed = (time.perf_counter() - started) * 1e3
-        self.last = replace(report, image=self.images_seen, time_ms=elapsed)
+        self.last = replace(report, images_seen=self.images_seen, time_ms=elapsed)
         return prediction.detach()
 
     def predict_source(self, image: Tensor) -> Tensor:
@@ -224,11 +230,6 @@ class Adapter(ABC):
         """Every setting in force, as JSON has it."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.config).items()}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
-
     def __enter__(self) -> Self:
         return self
 
@@ -276,6 +277,10 @@ class Adapter(ABC):
         self.load_state(own)
         self.images_seen = int(images_seen)
         self.generator.set_state(generator)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def is_finite(*tensors: Tensor) -> bool:
