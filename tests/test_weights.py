@@ -83,7 +83,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("suffix", [None, ".pt", ".pth", ".pth.tar"])
+@pytest.mark.parametrize("suffix", [None, ".pt", ".pth", ".pth.tar", ".ckpt", ".bin"])
 def test_a_checkpoint_loads_from_every_wrapper(small, small_state, wrapper, suffix, tmp_path):
     source = WRAPPERS[wrapper](small_state)
     if suffix is not None:

@@ -19,7 +19,7 @@ from bestta.models.deeplabv3plus import DeepLabV3Plus
 from bestta.models.efficientnet_lite import EfficientNetLite0
 from bestta.models.resnet import ResNet50
 
-_TORCH_SUFFIXES = (".pt", ".pth", ".tar")
+_TORCH_SUFFIXES = (".pt", ".pth", ".tar", ".ckpt", ".bin")
 _WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model")
 _DEEPEST_WRAPPING = 4
 _PREFIXES = ("module.", "_orig_mod.", "model.")
@@ -90,7 +90,8 @@ def load_weights(
 
     Args:
         model: Changed in place, or left exactly as it was if this raises.
-        source: A ``.safetensors``, ``.pt``, ``.pth`` or ``.tar`` file, or a state dict.
+        source: A ``.safetensors`` file, a file of PyTorch (``.pt``, ``.pth``, ``.tar``, ``.ckpt``,
+            ``.bin``), or a state dict.
         strict: Refuse a checkpoint that leaves part of the network without
             weights, has other shapes, or is of a larger network of the same kind.
 
