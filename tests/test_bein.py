@@ -285,6 +285,28 @@ def test_a_batch_moves_the_streams_statistics_once_by_its_mean():
     torch.testing.assert_close(y, transferred + 0.3 * batch)
 
 
+def test_statistics_that_overflow_do_not_enter_the_stream():
+    layer = BeIN(torch.zeros(3), torch.ones(3), statistics_decay=0.9)
+    layer(torch.full((1, 3, 2, 2), 1e25) * torch.tensor([1.0, -1.0]))  # the first of all images
+    assert bool(layer.mu_x.isfinite().all() & layer.sigma_x.isfinite().all())
+    layer(features(1, 3, 4, 4, dtype=torch.float32))
+    before = layer.mu_x, layer.sigma_x
+    layer(torch.full((1, 3, 2, 2), 1e25) * torch.tensor([1.0, -1.0]))
+    assert torch.equal(layer.mu_x, before[0])
+    assert torch.equal(layer.sigma_x, before[1])
+
+
+def test_a_layers_state_dict_carries_the_streams_statistics():
+    used, fresh = (BeIN(torch.zeros(3), torch.ones(3), statistics_decay=0.5) for _ in range(2))
+    used(features(1, 3, 4, 4, dtype=torch.float32))
+    empty = fresh.state_dict()
+    fresh.load_state_dict(used.state_dict())
+    x = features(1, 3, 4, 4, seed=9, dtype=torch.float32)
+    assert torch.equal(fresh(x), used(x))
+    fresh.load_state_dict(empty)
+    assert fresh.mu_x is None
+
+
 def test_without_decay_the_layer_remembers_nothing():
     mu_s, sigma_s, _, _ = style(3)
     layer = BeIN(mu_s, sigma_s)

@@ -127,6 +127,7 @@ def test_reset_is_the_exact_starting_point(method, net):
     first = [adapter(image) for image in stream(4, seed=7, **FOG)]
     adapter.reset()
     assert same(start, adapter.state())
+    assert adapter.last.reason == "reset"
     second = [adapter(image) for image in stream(4, seed=7, **FOG)]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -186,6 +187,43 @@ def test_a_frame_with_bad_pixels_leaves_no_trace(method, net):
     assert torch.equal(answer.nan_to_num(), model(bad).nan_to_num())
     assert adapter.last.skipped
     assert same(state, adapter.state())
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e20, 1e37])
+def test_a_finite_frame_never_leaves_a_state_that_is_not(method, net, factor):
+    model, profile, _ = net
+    images = stream(6, seed=7, **FOG)
+    adapter = bestta.adapt(model, profile, method=method)
+    for image in images[:3]:
+        adapter(image)
+    before = adapter.state()
+    adapter(images[0] * factor)
+    if adapter.last.rolled_back:
+        assert same(before, adapter.state())
+    assert all(bool(v.isfinite().all()) for v in adapter.state().values())
+    for image in images[3:]:
+        assert bool(adapter(image).isfinite().all())
+
+
+def test_an_error_in_the_model_leaves_the_state_as_it_was(method):
+    class Breaks(Segmenter):
+        broken = False
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            if self.broken:
+                raise KeyboardInterrupt
+            return super().forward(image)
+
+    model = randomise(Breaks(), seed=11)
+    profile = SourceProfile.collect(model, stream(6, seed=3), layers="layer2")
+    adapter = bestta.adapt(model, profile, method=method)
+    adapter(stream(1, seed=7)[0])
+    before, report = adapter.state(), adapter.last
+    model.broken = True
+    with pytest.raises(KeyboardInterrupt):
+        adapter(stream(1, seed=8)[0])
+    assert same(before, adapter.state())
+    assert (adapter.images_seen, adapter.last) == (1, report)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -268,6 +306,7 @@ def test_the_logits_are_found_in_what_the_model_returns(method, wrap, output):
         (torch.randn(1, 1, 12, 12), r"3 channels are expected.*\(1, 1, 12, 12\)"),
         (torch.zeros(1, 3, 12, 12, dtype=torch.uint8), "torch.uint8"),
         ([[0.0]], "not list"),
+        (torch.randn(1, 3, 12, 12).double(), "torch.float64.*model is torch.float32"),
     ],
 )
 def test_a_wrong_image_is_an_error_that_says_why_and_changes_nothing(method, net, image, words):
@@ -278,6 +317,15 @@ def test_a_wrong_image_is_an_error_that_says_why_and_changes_nothing(method, net
     with pytest.raises(ValueError, match=f"(?s){words}"):
         adapter(image)
     assert same(state, adapter.state())
+
+
+def test_a_profile_of_another_model_is_refused(method, net):
+    model, _, _ = net
+    other = randomise(Segmenter(), seed=12)
+    profile = SourceProfile.collect(other, stream(2, seed=3), layers="layer1")
+    with pytest.raises(ValueError, match="belongs to another model"):
+        bestta.adapt(model, profile, method=method)
+    assert all(p.requires_grad for p in model.parameters())
 
 
 def test_a_model_in_training_mode_is_refused_then_and_later(method, net):

@@ -130,6 +130,15 @@ def test_half_precision_embeddings_are_compared_in_fp32():
     assert moved.item() == pytest.approx(0, abs=1e-6)
 
 
+def test_a_direction_shorter_than_the_floor_counts_by_its_length():
+    """By hand: u = (3, 4) and v = (0, 2) have the cosine 8 / (5 · 2); below 10, 8 / (10 · 10)."""
+    u, v = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]])
+    assert losses.cosine(u, v).item() == pytest.approx(0.8)
+    assert losses.cosine(u, v, floor=1.0).item() == pytest.approx(0.8)
+    assert losses.cosine(u, v, floor=4.0).item() == pytest.approx(8 / (5 * 4))
+    assert losses.cosine(u, v, floor=10.0).item() == pytest.approx(0.08)
+
+
 def test_embeddings_that_hardly_differ_have_no_direction():
     u = torch.full((1, 3), 1e-14, dtype=torch.float64).requires_grad_()
     losses.cosine(u, torch.ones(1, 3, dtype=torch.float64)).sum().backward()

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import bestta
+from bestta.adapters.registry import _methods
+from nets import Segmenter, randomise, stream
 
 PACKAGE = Path(bestta.__file__).parent
 ROOT = PACKAGE.parent.parent
@@ -71,6 +73,28 @@ def test_docstring_examples_run(name):
     module = importlib.import_module(name)
     result = doctest.testmod(module, extraglobs={"torch": importlib.import_module("torch")})
     assert result.failed == 0
+
+
+def test_the_method_in_contributing_works_as_written(tmp_path, monkeypatch):
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    (tmp_path / "shift_of_contributing.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        importlib.import_module("shift_of_contributing")
+        model = randomise(Segmenter(), seed=1)
+        images = stream(4, seed=2)
+        adapter = bestta.adapt(model, method="shift", decay=0.5)
+        adapter(images[0])
+        state = adapter.state()
+        expected = adapter(images[1])
+        adapter.load_state(state)
+        assert expected.equal(adapter(images[1]))
+        assert not expected.equal(model(images[1]))
+        adapter(images[2] * 1e37)
+        assert all(bool(v.isfinite().all()) for v in adapter.state().values())
+    finally:
+        _methods.pop("shift", None)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)

@@ -188,6 +188,15 @@ def test_a_bad_image_does_not_take_its_batch_with_it(segmenter, fault):
     torch.testing.assert_close(profile.layers["layer1"].sigma, good.layers["layer1"].sigma)
 
 
+def test_an_image_that_overflows_only_at_a_later_layer_is_left_out():
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Conv2d(2, 2, 1)).eval()
+    nn.init.constant_(model[1].weight, 1e15)
+    images = stream(3, seed=4)
+    with pytest.warns(UserWarning, match="1 source images"):
+        profile = SourceProfile.collect(model, [*images, images[0] * 1e12], layers=["0", "1"])
+    assert profile.images == 3
+
+
 # --- identity -------------------------------------------------------------------------------
 
 
@@ -274,6 +283,7 @@ class Returns(nn.Module):
         (["tvice"], "no module named 'tvice' in Odd. Did you mean 'twice'"),
         ([""], "no module named ''"),
         ([], "no layers given"),
+        (["twice", "twice"], "not different modules"),
     ],
 )
 def test_a_layer_that_cannot_host_bein_is_an_error_that_says_why(layers, words):

@@ -16,7 +16,7 @@ With both γ at zero, ρ=0 is the identity and ρ=1 is AdaIN to the source style
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -305,9 +305,24 @@ class BeIN(nn.Module):
         )
         if self.statistics_decay > 0:
             # Choice: a batch moves the average once, by the mean of its samples.
-            self.mu_x = done.mu_x.detach().mean(0)
-            self.sigma_x = done.sigma_x.detach().mean(0)
+            mu_x, sigma_x = done.mu_x.detach().mean(0), done.sigma_x.detach().mean(0)
+            finite = mu_x.isfinite() & sigma_x.isfinite()
+            before = stream or (self.mu_s, self.sigma_s)
+            self.mu_x = torch.where(finite, mu_x, before[0])
+            self.sigma_x = torch.where(finite, sigma_x, before[1])
         return y, done
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Make room for the stream's statistics, which a fresh layer does not have yet."""
+        for name in ("mu_x", "sigma_x"):
+            saved = state_dict.get(prefix + name)
+            setattr(self, name, None if saved is None else torch.empty_like(self.mu_s))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    @property
+    def channels(self) -> int:
+        """How many channels the source style has."""
+        return self.mu_s.numel()
 
     def forward(self, x: Tensor) -> Tensor:
         """BeIN(x), (B, C, H, W) or (B, N, C) as ``x``."""
@@ -316,7 +331,7 @@ class BeIN(nn.Module):
     def extra_repr(self) -> str:
         """Shown by ``print(layer)``."""
         kind = "relative" if self.relative else "absolute"
-        return f"{self.mu_s.numel()}, rho={self.rho}, {kind} gamma of {self.gamma_mu.numel()}"
+        return f"{self.channels}, rho={self.rho}, {kind} gamma of {self.gamma_mu.numel()}"
 
 
 def check_style(mu_s: Tensor, sigma_s: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,18 +12,25 @@ import torch
 from torch import Tensor
 
 
-def cosine(u: Tensor, v: Tensor) -> Tensor:
+def cosine(u: Tensor, v: Tensor, floor: float = 0.0) -> Tensor:
     """Cosine similarity of each sample of ``u`` with that of ``v``, both (B, ...), as (B,).
+
+    A vector shorter than ``floor`` counts by its length over ``floor``, not as a unit vector.
 
     A zero vector has no direction: its similarity is 0, and so is the gradient, which the
     usual form, dividing by a tiny number instead, makes enormous.
     """
     u, v = _flat(u), _flat(v)
-    return (u * v).sum(1) * _inverse_root((u * u).sum(1)) * _inverse_root((v * v).sum(1))
+    u_inverse, v_inverse = (_inverse_root((w * w).sum(1).clamp(min=floor**2)) for w in (u, v))
+    return (u * v).sum(1) * u_inverse * v_inverse
 
 
 def directional_style_loss(
-    source: Tensor, target_average: Tensor, adapted: Tensor, unadapted: Tensor
+    source: Tensor,
+    target_average: Tensor,
+    adapted: Tensor,
+    unadapted: Tensor,
+    floor: float = 0.0,
 ) -> Tensor:
     """Eq. 9: does the adaptation move the embedding from the target towards the source?
 
@@ -33,9 +40,10 @@ def directional_style_loss(
         source: Mean source embedding, (...).
         target_average: A, the moving average of the target embeddings, (...).
         adapted, unadapted: E'(x) and E(x), (B, ...).
+        floor: Length below which a direction fades instead of counting fully: see `cosine`.
     """
     direction = (source - target_average).unsqueeze(0)
-    return (1 - cosine(_flat(adapted) - _flat(unadapted), direction)).mean()
+    return (1 - cosine(_flat(adapted) - _flat(unadapted), direction, floor)).mean()
 
 
 def source_style_loss(source: Tensor, adapted: Tensor) -> Tensor:

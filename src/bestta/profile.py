@@ -194,8 +194,9 @@ class SourceProfile:
         if not names:
             raise ValueError("no layers given: name at least one, as bestta.layers(model) lists.")
         check_model(model)
-        for name in names:
-            find_module(model, name)
+        modules = {name: find_module(model, name) for name in names}
+        if len(set(map(id, modules.values()))) < len(names):
+            raise ValueError(f"the layers {', '.join(names)} are not different modules.")
         if embedding not in ("pooled", "map"):
             raise ValueError(f"embedding is 'pooled' or 'map', not {embedding!r}.")
         places: Mapping[str, int | None] = (
@@ -354,7 +355,7 @@ def check_image(image: Any) -> Tensor:
     if not isinstance(image, Tensor):
         raise ValueError(
             f"images are tensors (B, 3, H, W), not {type(image).__name__}; "
-            "turn arrays into tensors with torch.from_numpy."
+            "turn arrays into tensors with torch.from_numpy(array).float()."
         )
     if image.dim() != 4 or image.numel() == 0:
         hint = " Add the batch axis: image.unsqueeze(0)." if image.dim() == 3 else ""
@@ -392,8 +393,7 @@ class _Seen(NamedTuple):
     @property
     def finite(self) -> Tensor:
         """Which images gave finite statistics, (B,)."""
-        finite = self.mean.isfinite().all(1) & self.sigma.isfinite().all(1)
-        return finite if self.maps is None else finite & self.maps.isfinite().flatten(1).all(1)
+        return self.mean.isfinite().all(1) & self.sigma.isfinite().all(1)
 
     def average(self, keep: Tensor) -> LayerProfile:
         """The profile of the images to ``keep``, (B,) of booleans."""

@@ -4,10 +4,11 @@ A method is one file: a config (a frozen dataclass), and an `Adapter` with
 
 - ``prepare()``, once: what is built or switched;
 - ``step(image)``, per image: predict, measure, update;
-- ``state()`` and ``load_state(state)``: everything it has learned, as tensors.
+- ``state()`` and ``restore(state)``: everything it has learned, as tensors.
 
-The rest is here. Labels and domain names never reach an adapter; a method that must be told
-of domain changes declares it, and whoever runs the stream calls its ``reset()``.
+The rest is here. A step is a transaction: if it raises, or leaves anything that is not finite, the
+state is put back as it was. Labels and domain names never reach an adapter; a method that must be
+told of domain changes declares it, and whoever runs the stream calls its ``reset()``.
 """
 
 from __future__ import annotations
@@ -47,11 +48,16 @@ class StepReport:
     skipped: bool = False
     """Whether the method was passed over: the prediction is the source model's."""
     rolled_back: bool = False
-    """Whether a step was taken and undone: the state is that of before the image."""
+    """Whether the image was refused or its step undone: the state is that of before the image."""
     reason: str = ""
     """Why nothing was adapted, if so."""
     time_ms: float = 0.0
     """Wall time of the call."""
+
+    @classmethod
+    def undone(cls, reason: str, losses: Mapping[str, float] | None = None) -> StepReport:
+        """What a step returns that must leave no trace; the adapter then puts the state back."""
+        return cls(rolled_back=True, reason=reason, losses=losses or {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +89,8 @@ class Adapter(ABC):
         self, model: nn.Module, profile: SourceProfile | None, config: AdapterConfig
     ) -> None:
         check_model(model)
+        if profile is not None:
+            profile.check(model)
         self.model, self.profile, self.config = model, profile, config
         self.device = _device_of(model)
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -115,8 +123,14 @@ class Adapter(ABC):
         """A copy of everything the method has learned; missing means not yet begun."""
 
     @abstractmethod
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` returned. Raises a ValueError, and changes nothing, if unfit."""
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over (a copy of) what `state` returned."""
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise a ValueError if a state from outside does not fit."""
+        for name, tensor in state.items():
+            if not is_finite(tensor):
+                raise ValueError(f"this state is damaged: {name} holds NaN or infinite numbers.")
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -140,6 +154,12 @@ class Adapter(ABC):
                 "adapter was made; save its state, make one where the model is, and load it."
             )
         check_image(image)
+        weights = next(self.model.parameters(), image)
+        if image.dtype == torch.float64 and weights.dtype != torch.float64:
+            raise ValueError(
+                f"the image is torch.float64, as NumPy's arrays are by default, and the model is "
+                f"{weights.dtype}: give image.to({weights.dtype})."
+            )
         if self.profile is not None and image.shape[1] != self.profile.input_channels:
             raise ValueError(
                 f"images of {self.profile.input_channels} channels are expected, as the profile "
@@ -154,11 +174,30 @@ class Adapter(ABC):
                 prediction, report = self.predict_source(image), StepReport(reason=reason)
                 report = replace(report, skipped=True)
             else:
-                prediction, report = self.step(image)
+                prediction, report = self._transaction(image)
         self.images_seen += len(image)
         elapsed = (time.perf_counter() - started) * 1e3
         self.last = replace(report, images_seen=self.images_seen, time_ms=elapsed)
         return prediction.detach()
+
+    def _transaction(self, image: Tensor) -> tuple[Tensor, StepReport]:
+        """A step of which nothing remains if it raises or is not finite."""
+        before = self._whole_state()
+        try:
+            prediction, report = self.step(image)
+            finite = is_finite(prediction)
+            if not finite:
+                report = StepReport.undone("the adapted prediction is not finite", report.losses)
+            elif not report.rolled_back and not is_finite(*self._whole_state().values()):
+                report = StepReport.undone("the state after the step is not finite", report.losses)
+        except BaseException:
+            self._restore_whole(before)
+            raise
+        if report.rolled_back:
+            self._restore_whole(before)
+        if not finite:
+            prediction, report = self.predict_source(image), replace(report, skipped=True)
+        return prediction, report
 
     def predict_source(self, image: Tensor) -> Tensor:
         """The logits of the plain source model; nothing adapts."""
@@ -177,7 +216,7 @@ class Adapter(ABC):
     @torch.inference_mode(False)
     def reset(self) -> None:
         """Back to the exact starting point: as if no image had been seen."""
-        self._load_whole_state(self._start)
+        self._restore_whole(self._start)
         self.last = StepReport(reason="reset")
 
     def remove(self) -> None:
@@ -223,7 +262,20 @@ class Adapter(ABC):
                     f"{path} was saved with {name}={theirs!r}, this adapter has {name}={ours!r}; "
                     f"make one with the saved value: bestta.adapt(…, {name}={theirs!r})."
                 )
-        self._load_whole_state(state)
+        ours = self.generator.get_state()
+        counter, generator = (state.get(k, torch.empty(0)) for k in ("images_seen", "generator"))
+        if (counter.dtype, counter.dim()) != (torch.int64, 0) or (
+            (generator.dtype, generator.shape) != (ours.dtype, ours.shape)
+        ):
+            raise ValueError(f"{path} is a damaged {KIND}: its counter or generator is not one.")
+        self.check_state({k: v for k, v in state.items() if k not in ("images_seen", "generator")})
+        self._restore_whole(state)
+
+    @torch.inference_mode(False)
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` returned. Raises a ValueError, and changes nothing, if unfit."""
+        self.check_state(state)
+        self.restore(state)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -265,18 +317,11 @@ class Adapter(ABC):
             "generator": self.generator.get_state(),
         }
 
-    def _load_whole_state(self, state: Mapping[str, Tensor]) -> None:
+    def _restore_whole(self, state: Mapping[str, Tensor]) -> None:
         own = dict(state)
-        images_seen = own.pop("images_seen", torch.empty(0))
-        generator = own.pop("generator", torch.empty(0))
-        ours = self.generator.get_state()
-        if (images_seen.dtype, images_seen.dim()) != (torch.int64, 0) or (
-            (generator.dtype, generator.shape) != (ours.dtype, ours.shape)
-        ):
-            raise ValueError("this state is damaged: its counter or generator is not one.")
-        self.load_state(own)
-        self.images_seen = int(images_seen)
-        self.generator.set_state(generator)
+        self.images_seen = int(own.pop("images_seen"))
+        self.generator.set_state(own.pop("generator"))
+        self.restore(own)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -55,6 +55,10 @@ class BesttaConfig(AdapterConfig):
 
     style: Literal["directional", "source"] = "directional"
     """Directional style loss (Eq. 9), or the source cosine of the classification part."""
+    style_floor: float = 0.1
+    """Below this length, in source deviations, the two directions of Eq. 9 count by their length
+    and not as unit vectors; 0 for the plain cosine of the paper. In weather like the source's they
+    are noise, and the gradient of a plain cosine grows without limit as they get shorter."""
 
     gamma: Literal["relative", "absolute"] = "relative"
     """Learn γ in units of σ̄_s, or absolutely as Eq. 7-8 are written. The supplement derives
@@ -104,7 +108,8 @@ class BesttaConfig(AdapterConfig):
         _one_of("source_style", self.source_style, "collected", "batchnorm")
         _one_of("embedding", self.embedding, "pooled", "map")
         _one_of("predict", self.predict, "before", "after")
-        for name in ("lr", "lambda_style", "lambda_content", "lambda_entropy", "lambda_l2"):
+        weights = ("lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
+        for name in ("lr", "style_floor", *weights):
             _within(name, getattr(self, name), 0, float("inf"))
         for name in ("momentum", "embedding_decay", "statistics_decay"):
             _within(name, getattr(self, name), 0, 1)
@@ -159,13 +164,12 @@ class Bestta(Adapter):
         },
     }
     needs_profile = True
-    state_settings = ("layers", "gamma", "gamma_shape", "embedding")
+    state_settings = ("layers", "gamma", "gamma_shape", "source_style", "embedding")
 
     # --- prepare --------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Build a BeIN for each layer from its source style."""
-        self.profile.check(self.model)
         chosen = self.profile.select(self.config.layers or self.profile.layers)
         layers = {name: layer for name, layer in self.profile.layers.items() if name in chosen}
         self.config = replace(self.config, layers=tuple(layers))
@@ -173,6 +177,13 @@ class Bestta(Adapter):
         self.source_embedding = {
             name: layer.embedding(self.config.embedding).to(torch.float32).to(self.device)
             for name, layer in layers.items()
+        }
+        # One source deviation in every channel, and at every position of a map, has this length.
+        self.floor = {
+            name: self.config.style_floor
+            * float(bein.sigma_s.norm())
+            * (self.source_embedding[name].numel() / bein.channels) ** 0.5
+            for name, bein in self.bein.items()
         }
         self.target_embedding: dict[str, Tensor] = {}
         self.velocity = {name: torch.zeros_like(p) for name, p in self.trainable.items()}
@@ -210,30 +221,14 @@ class Bestta(Adapter):
     # --- step -----------------------------------------------------------------------------
 
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
-        """One image: forward through BeIN, losses, one step of SGD. All of it, or nothing."""
-        before = self.state()
-        try:
-            prediction, report = self._attempt(image, before)
-        except BaseException:
-            self._restore(before)
-            raise
-        if not report.rolled_back and not is_finite(*self.state().values()):
-            report = _undone("the state after the step is not finite", report.losses)
-        if report.rolled_back:
-            self._restore(before)
-            if not is_finite(prediction):
-                prediction, report = self.predict_source(image), replace(report, skipped=True)
-        return prediction, report
-
-    def _attempt(self, image: Tensor, before: Mapping[str, Tensor]) -> tuple[Tensor, StepReport]:
+        """One image: forward through BeIN, losses, one step of SGD on γ."""
         learns = self.config.lr > 0 and bool(self.config.weights)
+        statistics = {name: (bein.mu_x, bein.sigma_x) for name, bein in self.bein.items()}
         with torch.set_grad_enabled(learns):
             logits, passes = self.forward(image)
-        if not is_finite(logits):
-            return logits, _undone("the adapted prediction is not finite")
         far = self.out_of_reach(passes)
         if far:
-            return logits, _undone(far)
+            return logits, StepReport.undone(far)
         if not learns:
             return logits, StepReport(reason="γ is held still: no learning rate or no loss")
 
@@ -242,17 +237,17 @@ class Bestta(Adapter):
         numbers = torch.stack([*losses.values(), total]).tolist()
         values = dict(zip((*losses, "total"), numbers, strict=True))
         if not is_finite(total):
-            return logits, _undone("the loss is not finite", values)
+            return logits, StepReport.undone("the loss is not finite", values)
         gradients = self.gradients(total)
         if not is_finite(*gradients.values()):
-            return logits, _undone("the gradient is not finite", values)
+            return logits, StepReport.undone("the gradient is not finite", values)
         self.update(gradients)
         if self.config.predict == "after":
-            self._rewind_statistics(before)
+            # The second forward sees the stream's statistics as the first one did.
+            for name, bein in self.bein.items():
+                bein.mu_x, bein.sigma_x = statistics[name]
             with torch.no_grad():
                 logits, _ = self.forward(image)
-            if not is_finite(logits):
-                return logits, _undone("the prediction after the update is not finite", values)
         return logits, StepReport(adapted=True, losses=values)
 
     def forward(self, image: Tensor) -> tuple[Tensor, dict[str, Pass]]:
@@ -277,21 +272,26 @@ class Bestta(Adapter):
         return logits, passes
 
     def out_of_reach(self, passes: Mapping[str, Pass]) -> str:
-        """Why these features are too far from the source to learn from; empty if they are not."""
+        """Why these features are too far from the source to learn from; empty if they are not.
+
+        Measured at the first BeIN, where features are the image's alone: behind it they hold what
+        was learned as well, and a stream that judged them could lock itself out.
+        """
         reach = self.config.reach
-        if reach is None:
+        name = next(iter(passes))
+        bein, done = self.bein[name], passes[name].done
+        live = bein.sigma_s**2 > 2 * bein.eps  # channels silent in the source say nothing
+        if reach is None or not bool(live.any()):
             return ""
-        for name, bein in self.bein.items():
-            done = passes[name].done
-            contrast = ((done.variance + bein.eps).sqrt() / bein.sigma_s).median(1).values
-            shift = ((done.mean - bein.mu_s).abs() / bein.sigma_s).median(1).values
-            for ratio, away in torch.stack([contrast, shift], 1).tolist():
-                if not (1 / reach <= ratio <= reach and away <= reach):
-                    return (
-                        f"out of reach: at {name!r} the image's deviation is {ratio:.3g} times the "
-                        f"source's and its mean {away:.3g} source deviations away (medians over "
-                        f"the channels; reach={reach})"
-                    )
+        contrast = ((done.variance + bein.eps).sqrt() / bein.sigma_s)[:, live].median(1).values
+        shift = ((done.mean - bein.mu_s).abs() / bein.sigma_s)[:, live].median(1).values
+        for ratio, away in torch.stack([contrast, shift], 1).tolist():
+            if not (1 / reach <= ratio <= reach and away <= reach):
+                return (
+                    f"out of reach: at {name!r} the image's deviation is {ratio:.3g} times the "
+                    f"source's and its mean {away:.3g} source deviations away (medians over the "
+                    f"channels; reach={reach})"
+                )
         return ""
 
     def losses(self, logits: Tensor, passes: Mapping[str, Pass]) -> dict[str, Tensor]:
@@ -323,7 +323,10 @@ class Bestta(Adapter):
             )
         if self.config.style == "source":
             return source_style_loss(source, adapted)
-        return directional_style_loss(source, self.track(name, unadapted), adapted, unadapted)
+        average_so_far = self.track(name, unadapted)
+        return directional_style_loss(
+            source, average_so_far, adapted, unadapted, floor=self.floor[name]
+        )
 
     def track(self, name: str, unadapted: Tensor) -> Tensor:
         """Take E(x) into A, the moving average of the target embeddings, and return A."""
@@ -368,30 +371,25 @@ class Bestta(Adapter):
             state.update({f"{name}/{k}": v.clone() for k, v in kept.items() if v is not None})
         return state
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a state of the same layers and widths."""
-        self._check_state(state)
-        self._restore(state)
-
     @torch.no_grad()
-    def _restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a state of the same layers and widths."""
         for name, parameter in self.trainable.items():
             parameter.copy_(state[name])
             self.velocity[name].copy_(state[f"{name}/velocity"])
-        self._rewind_statistics(state)
+        for name, bein in self.bein.items():
+            for key in ("mu_x", "sigma_x"):
+                value = state.get(f"{name}/{key}")
+                setattr(bein, key, None if value is None else value.to(self.device, copy=True))
         self.target_embedding = {
             name: state[f"{name}/target_embedding"].to(self.device, copy=True)
             for name in self.bein
             if f"{name}/target_embedding" in state
         }
 
-    def _rewind_statistics(self, state: Mapping[str, Tensor]) -> None:
-        for name, bein in self.bein.items():
-            for key in ("mu_x", "sigma_x"):
-                value = state.get(f"{name}/{key}")
-                setattr(bein, key, None if value is None else value.to(self.device, copy=True))
-
-    def _check_state(self, state: Mapping[str, Tensor]) -> None:
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise a ValueError unless names and shapes fit, and every number is finite."""
+        super().check_state(state)
         needed = {n: p.shape for n, p in self.trainable.items()}
         needed |= {f"{n}/velocity": p.shape for n, p in self.trainable.items()}
         optional = {
@@ -406,8 +404,6 @@ class Bestta(Adapter):
                 raise ValueError(
                     f"this state does not fit the adapter: {name} is {seen}, expected {wanted}."
                 )
-            if not is_finite(state[name]):
-                raise ValueError(f"this state is damaged: {name} holds NaN or infinite numbers.")
         for name in self.bein:
             mu_x, sigma_x = state.get(f"{name}/mu_x"), state.get(f"{name}/sigma_x")
             if (mu_x is None) != (sigma_x is None) or (sigma_x is not None and sigma_x.min() < 0):
@@ -450,10 +446,6 @@ def batchnorm_style(module: nn.Module, name: str, channels: int) -> tuple[Tensor
     if last.weight is None or last.bias is None:
         return torch.zeros(channels), torch.ones(channels)
     return last.bias.detach().float(), last.weight.detach().float().abs()
-
-
-def _undone(reason: str, losses: Mapping[str, float] | None = None) -> StepReport:
-    return StepReport(rolled_back=True, reason=reason, losses=losses or {})
 
 
 def _one_of(name: str, value: str, *choices: str) -> None:

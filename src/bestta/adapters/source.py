@@ -25,5 +25,5 @@ class Source(Adapter):
         """Nothing is learned."""
         return {}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         """Nothing to take over."""
