@@ -165,7 +165,7 @@ def main() -> None:
     }
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         print(f"Written: {arguments.out}")
     else:
         print("Next: --out FILE keeps the record; docs/bestta.md tells what costs what.")
