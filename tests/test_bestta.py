@@ -357,6 +357,22 @@ def test_whole_maps_as_embeddings_follow_equation_9(segmenter):
         assert adapter.last.losses["style"] == pytest.approx(expected.item(), abs=1e-5)
 
 
+@pytest.mark.parametrize("start", ["first", "source"])
+def test_the_average_of_target_embeddings_starts_where_it_is_told(segmenter, profile, start):
+    """By hand, with decay 0.8: 0.8 of what was and 0.2 of the image, the image entering first."""
+    adapter = bestta.adapt(
+        segmenter, profile, layers=["layer1"], embedding_decay=0.8, embedding_start=start
+    )
+    images = stream(3, seed=7, **FOG)
+    with torch.no_grad():
+        seen = [segmenter.layer1(image).mean((0, 2, 3)) for image in images]
+    average = seen[0] if start == "first" else profile.layers["layer1"].mu.float()
+    for image, embedding in zip(images, seen, strict=True):
+        average = 0.8 * average + 0.2 * embedding
+        adapter(image)
+        torch.testing.assert_close(adapter.target_embedding["layer1"], average)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_whole_maps_are_those_bein_returned_whatever_the_model_makes_of_them(inplace):
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=inplace), nn.Conv2d(4, 2, 1))

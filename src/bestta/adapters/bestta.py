@@ -79,7 +79,10 @@ class BesttaConfig(AdapterConfig):
     maps (megabytes, one size only). The content loss always compares whole maps."""
     embedding_decay: float = 0.9
     """Decay of A, the moving average of the target embeddings (not given in the paper). The
-    current image enters A before it is used; the first image starts it."""
+    current image enters A before it is used."""
+    embedding_start: Literal["first", "source"] = "first"
+    """Where A starts (not given either): at the first image, so that it is the target's from the
+    beginning, or at the mean source embedding, so that it gets there slowly."""
     statistics_decay: float = 0.0
     """0: normalise by the image's own statistics, as in the paper. Above: by their moving average
     over the stream, with this decay."""
@@ -107,6 +110,7 @@ class BesttaConfig(AdapterConfig):
         _one_of("gamma", self.gamma, "relative", "absolute")
         _one_of("source_style", self.source_style, "collected", "batchnorm")
         _one_of("embedding", self.embedding, "pooled", "map")
+        _one_of("embedding_start", self.embedding_start, "first", "source")
         _one_of("predict", self.predict, "before", "after")
         weights = ("lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
         for name in ("lr", "style_floor", *weights):
@@ -331,7 +335,8 @@ class Bestta(Adapter):
     def track(self, name: str, unadapted: Tensor) -> Tensor:
         """Take E(x) into A, the moving average of the target embeddings, and return A."""
         current = unadapted.detach().float().mean(0)
-        so_far = self.target_embedding.get(name, current)
+        start = current if self.config.embedding_start == "first" else self.source_embedding[name]
+        so_far = self.target_embedding.get(name, start)
         self.target_embedding[name] = current.lerp(so_far, self.config.embedding_decay)
         return self.target_embedding[name]
 
