@@ -171,33 +171,14 @@ class Adapter(ABC):
             image = (image.clone() if image.is_inference() else image).to(self.device)
             reason = self._reason_to_skip(image)
             if reason:
-                prediction, report = self.predict_source(image), StepReport(reason=reason)
-                report = replace(report, skipped=True)
+                report = StepReport(skipped=True, reason=reason)
+                prediction = self.predict_source(image)
             else:
                 prediction, report = self._transaction(image)
         self.images_seen += len(image)
         elapsed = (time.perf_counter() - started) * 1e3
         self.last = replace(report, images_seen=self.images_seen, time_ms=elapsed)
         return prediction.detach()
-
-    def _transaction(self, image: Tensor) -> tuple[Tensor, StepReport]:
-        """A step of which nothing remains if it raises or is not finite."""
-        before = self._whole_state()
-        try:
-            prediction, report = self.step(image)
-            finite = is_finite(prediction)
-            if not finite:
-                report = StepReport.undone("the adapted prediction is not finite", report.losses)
-            elif not report.rolled_back and not is_finite(*self._whole_state().values()):
-                report = StepReport.undone("the state after the step is not finite", report.losses)
-        except BaseException:
-            self._restore_whole(before)
-            raise
-        if report.rolled_back:
-            self._restore_whole(before)
-        if not finite:
-            prediction, report = self.predict_source(image), replace(report, skipped=True)
-        return prediction, report
 
     def predict_source(self, image: Tensor) -> Tensor:
         """The logits of the plain source model; nothing adapts."""
@@ -306,6 +287,25 @@ class Adapter(ABC):
         if not is_finite(image):
             return f"{int((~image.isfinite()).sum())} pixel values are NaN or infinite"
         return ""
+
+    def _transaction(self, image: Tensor) -> tuple[Tensor, StepReport]:
+        """A step of which nothing remains if it raises or is not finite."""
+        before = self._whole_state()
+        try:
+            prediction, report = self.step(image)
+            finite = is_finite(prediction)
+            if not finite:
+                report = StepReport.undone("the adapted prediction is not finite", report.losses)
+            elif not report.rolled_back and not is_finite(*self._whole_state().values()):
+                report = StepReport.undone("the state after the step is not finite", report.losses)
+        except BaseException:
+            self._restore_whole(before)
+            raise
+        if report.rolled_back:
+            self._restore_whole(before)
+        if not finite:
+            prediction, report = self.predict_source(image), replace(report, skipped=True)
+        return prediction, report
 
     def _identity(self) -> ModelIdentity:
         return self.profile.model if self.profile else ModelIdentity.of(self.model)
