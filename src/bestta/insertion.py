@@ -193,6 +193,11 @@ def check_model(model: Any) -> None:
         )
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model is: the device of its first parameter."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
 _frozen: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Parameter]]] = WeakKeyDictionary()
 """Per model: how many hold it frozen, and the parameters that were trainable before."""
 

@@ -26,6 +26,7 @@ from bestta.insertion import (
     check_batch,
     check_model,
     check_ran_once,
+    device_of,
     find_module,
     inserted,
 )
@@ -202,7 +203,7 @@ class SourceProfile:
         places: Mapping[str, int | None] = (
             channel_dim if isinstance(channel_dim, Mapping) else dict.fromkeys(names, channel_dim)
         )
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         identity = ModelIdentity.of(model)
 
         total: SourceProfile | None = None

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from bestta._version import __version__
 from bestta.files import load_tensors, save_tensors
-from bestta.insertion import check_model, freeze, unfreeze
+from bestta.insertion import check_model, device_of, freeze, unfreeze
 from bestta.outputs import OutputKey, select_logits
 from bestta.profile import ModelIdentity, SourceProfile, check_image
 
@@ -92,7 +92,7 @@ class Adapter(ABC):
         if profile is not None:
             profile.check(model)
         self.model, self.profile, self.config = model, profile, config
-        self.device = _device_of(model)
+        self.device = device_of(model)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.last = StepReport(reason="no image yet")
         self.images_seen = 0
@@ -148,9 +148,9 @@ class Adapter(ABC):
         if not self._release.alive:
             raise RuntimeError("this adapter was removed from its model; make a new one.")
         check_model(self.model)
-        if _device_of(self.model) != self.device:
+        if device_of(self.model) != self.device:
             raise ValueError(
-                f"the model was moved from {self.device} to {_device_of(self.model)} after this "
+                f"the model was moved from {self.device} to {device_of(self.model)} after this "
                 "adapter was made; save its state, make one where the model is, and load it."
             )
         check_image(image)
@@ -322,10 +322,6 @@ class Adapter(ABC):
         self.images_seen = int(own.pop("images_seen"))
         self.generator.set_state(own.pop("generator"))
         self.restore(own)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def is_finite(*tensors: Tensor) -> bool:
