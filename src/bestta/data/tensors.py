@@ -1,0 +1,58 @@
+"""From images as bytes to tensors as models want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from bestta.data.samples import Pixels, Sample
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Channel means and deviations that most public models were trained with."""
+
+CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+"""Channel means and deviations of CIFAR-10's training images."""
+
+Normalisation = tuple[Sequence[float], Sequence[float]]
+
+
+def to_tensor(image: Pixels, normalise: Normalisation = IMAGENET) -> Tensor:
+    """One image (H, W, 3) as a batch of one: (1, 3, H, W), scaled to 0…1 and normalised.
+
+    Args:
+        image: RGB bytes.
+        normalise: Channel means and deviations, of values 0…1; ``((0, 0, 0), (1, 1, 1))`` leaves
+            these as they are.
+
+    Example:
+        >>> import numpy as np
+        >>> white = np.full((2, 4, 3), 255, np.uint8)
+        >>> to_tensor(white, ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))[0, :, 0, 0]
+        tensor([2., 2., 2.])
+    """
+    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in normalise)
+    planes = torch.from_numpy(image.copy()).permute(2, 0, 1).contiguous()
+    return ((planes / 255 - mean) / deviation)[None]
+
+
+def to_batches(
+    samples: Iterable[Sample], size: int = 8, normalise: Normalisation = IMAGENET
+) -> Iterator[Tensor]:
+    """Samples as batches (B, 3, H, W), for collecting a profile; a new size starts a new batch.
+
+    Example:
+        >>> from bestta.data import Streets
+        >>> [tuple(batch.shape) for batch in to_batches(Streets(5), size=3)]
+        [(3, 3, 128, 256), (2, 3, 128, 256)]
+    """
+    batch: list[Tensor] = []
+    for sample in samples:
+        image = to_tensor(sample.image, normalise)
+        if batch and (len(batch) == size or batch[0].shape != image.shape):
+            yield torch.cat(batch)
+            batch = []
+        batch.append(image)
+    if batch:
+        yield torch.cat(batch)
