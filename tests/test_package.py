@@ -35,30 +35,44 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_nothing_is_imported_but_torch_numpy_and_safetensors():
-    allowed = {"torch", "numpy", "safetensors", "bestta", *sys.stdlib_module_names}
-    assert {i.split(".")[0] for path in SOURCES for i in imports(path)} <= allowed
+def folder(path: Path) -> str:
+    """The folder of the package that ``path`` lies in, "" for the package itself."""
+    return path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""
 
 
-def test_importing_bestta_does_not_import_the_models():
+def test_each_folder_imports_only_what_its_extra_installs():
+    core = {"torch", "numpy", "safetensors", "bestta", *sys.stdlib_module_names}
+    pictures = {"cv2", "PIL"}
+    more = {"data": pictures, "protocols": pictures, "cli": {"typer"}}
+    for path in SOURCES:
+        used = {i.split(".")[0] for i in imports(path)}
+        assert used <= core | more.get(folder(path), set()), path
+
+
+def test_importing_bestta_imports_the_method_and_no_more():
     import subprocess
 
-    code = "import bestta, sys; print([m for m in sys.modules if m.startswith('bestta.models')])"
+    heavy = "('bestta.models', 'bestta.data', 'bestta.protocols', 'bestta.cli', 'cv2', 'PIL')"
+    code = f"import bestta, sys; print([m for m in sys.modules if m.startswith({heavy})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_arrows_point_one_way():
-    """The paper's files know no adapter, adapters no model and no data."""
+    """The paper's files know no adapter, adapters no model and no data, data no protocol."""
     paper = {"bein", "losses", "profile", "insertion", "files", "outputs", "progress"}
+    allowed = {
+        "adapters": paper | {"_version", "adapters"},
+        "models": {"models", "files"},
+        "data": {"data", "progress"},
+        "protocols": {"protocols", "data"},
+    }
     for path in SOURCES:
         used = {i.split(".")[1] for i in imports(path) if i.startswith("bestta.")}
         if path.parent == PACKAGE and path.stem in paper:
             assert used <= paper | {"_version"}, path
-        elif path.parent.name == "adapters":
-            assert used <= paper | {"_version", "adapters"}, path
-        elif path.parent.name == "models":
-            assert used <= {"models", "files"}, path
+        elif folder(path) in allowed:
+            assert used <= allowed[folder(path)], path
 
 
 def test_public_names_are_those_of_the_design():
