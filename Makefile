@@ -1,6 +1,7 @@
 # Everything runs from here; each target sets up what it needs.
 #   make demo    see the method at work        make test    pass the tests
 #   make check   lint, format, types           make bench   time and memory of a step
+#   make sheets  draw the docs' pictures anew
 
 PYTHON ?= python3
 VENV   := .venv
@@ -8,10 +9,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format demo examples bench clean
+.PHONY: help setup test check format demo examples bench sheets clean
 
 help:
-	@sed -n '2,3s/^# *//p' Makefile
+	@sed -n '2,4s/^# *//p' Makefile
 
 setup: $(READY)
 
@@ -46,6 +47,15 @@ examples: setup
 
 bench: setup
 	@$(BIN)/python benchmarks/step_cost.py
+
+# What the data looks like, for docs/data.md.
+PREVIEW = $(BIN)/bestta data preview streets --split val --colours 256
+sheets: setup
+	@$(PREVIEW) --count 16 --out docs/streets.png
+	@$(PREVIEW) --size 512x256 --show weather --out docs/weather.png
+	@$(PREVIEW) --size 512x256 --show corruptions --width 160 --out docs/corruptions.png
+	@$(BIN)/bestta data preview streets --split val --size 32x32 --show corruptions --family cifar \
+		--width 96 --colours 256 --out docs/corruptions-cifar.png
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
