@@ -2,8 +2,8 @@
 
     python examples/segmentation.py [encoder-checkpoint.pth]
 
-With a checkpoint of an EfficientNet-Lite0 encoder its weights are loaded; the decoder is random
-here, so that the calls are the point and not the picture.
+Images come from the embedded street scenes. With a checkpoint of an EfficientNet-Lite0 encoder its
+weights are loaded; the decoder is random here, so that the calls are the point and not the picture.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import sys
 import torch
 
 import bestta
+from bestta.data import Streets
+from bestta.data.tensors import to_batches, to_tensor
+from bestta.data.weather import simulate
 from bestta.models import DeepLabV3Plus, load_weights
 
 
@@ -23,11 +26,11 @@ def main() -> None:
         print(load_weights(model, sys.argv[1]))
     model.eval()
 
-    source_images = [torch.randn(1, 3, 64, 128) for _ in range(6)]  # yours: training images
+    streets = Streets(12, size=(128, 64))  # yours: training images
     stages = [f"backbone.layer{i}" for i in range(1, 5)]
-    profile = bestta.SourceProfile.collect(model, source_images, layers=stages)
+    profile = bestta.SourceProfile.collect(model, to_batches(streets[:6]), layers=stages)
 
-    foggy = 0.4 * torch.randn(1, 3, 64, 128) + 1
+    foggy = to_tensor(simulate(streets[6].image, "fog", severity=4))
     for layers in (["backbone.layer3"], ["backbone.layer1", "backbone.layer2"]):
         with bestta.adapt(model, profile, layers=layers) as adapter:
             logits = adapter(foggy)
