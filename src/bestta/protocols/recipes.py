@@ -80,7 +80,7 @@ def gradual(
     """
     domains = [
         Domain(f"{name}-{severity}", images, Corruption(name, severity, family))
-        for name in corruptions
+        for name in _list(corruptions)
         for severity in severities
     ]
     return continual(domains, rounds=1, seed=seed)
@@ -124,7 +124,7 @@ def cifar10c(
     if isinstance(images, ImageSet):
         domains = corruptions(images, order, severity=severity, family="cifar")
     else:
-        domains = [Domain(name, Cifar10C(images, name, severity)) for name in order]
+        domains = [Domain(name, Cifar10C(images, name, severity)) for name in _list(order)]
     return continual(domains, rounds=1, seed=seed)
 
 
@@ -132,7 +132,7 @@ def weather(
     images: ImageSet, conditions: Sequence[str] = CONDITIONS, *, severity: int = 3
 ) -> list[Domain]:
     """The images in simulated fog, night, rain and snow."""
-    return [Domain(name, images, Weather(name, severity)) for name in conditions]
+    return [Domain(name, images, Weather(name, severity)) for name in _list(conditions)]
 
 
 def corruptions(
@@ -143,7 +143,7 @@ def corruptions(
     family: Family = "imagenet",
 ) -> list[Domain]:
     """The images under each corruption."""
-    return [Domain(name, images, Corruption(name, severity, family)) for name in names]
+    return [Domain(name, images, Corruption(name, severity, family)) for name in _list(names)]
 
 
 def acdc(
@@ -154,7 +154,7 @@ def acdc(
     size: tuple[int, int] | None = None,
 ) -> list[Domain]:
     """ACDC's conditions in the paper's order: photographs, nothing rendered."""
-    return [Domain(name, Acdc(root, name, split, size=size)) for name in conditions]
+    return [Domain(name, Acdc(root, name, split, size=size)) for name in _list(conditions)]
 
 
 def _plan(domain: int, order: Plan) -> Plan:
@@ -162,13 +162,24 @@ def _plan(domain: int, order: Plan) -> Plan:
 
 
 def _some(domains: Iterable[Domain]) -> list[Domain]:
+    if isinstance(domains, ImageSet):
+        raise TypeError(
+            f"expected domains, got {domains!r}; weather(images), corruptions(images) or "
+            "[Domain(name, images)] make domains of a set"
+        )
     domains = list(domains)
     if not domains:
         raise ValueError("a stream needs at least one domain, got none")
     for domain in domains:
         if not isinstance(domain, Domain):
-            raise TypeError(f"expected domains, got {type(domain).__name__}: {domain!r}")
+            raise TypeError(f"expected domains, got {type(domain).__name__}: {domain!r:.80}")
     return domains
+
+
+def _list(names: Sequence[str]) -> Sequence[str]:
+    if isinstance(names, str):
+        raise TypeError(f"expected a list of names, got one name; [{names!r}] is a list of one")
+    return names
 
 
 def _at_least_one(rounds: int) -> None:

@@ -7,14 +7,15 @@ asked for without rendering what lies before it, so a stopped run goes on where 
 from __future__ import annotations
 
 import bisect
+import multiprocessing
 import os
 import signal
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,13 @@ class Domain:
     name: str
     images: ImageSet
     effect: Effect | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.images, ImageSet):
+            raise TypeError(
+                "a domain draws from a set of images, such as Folder(path); "
+                f"got {self.images!r:.80}"
+            )
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,10 @@ class Stream:
     are asked for nor on the process that renders them. The same sample under the same condition
     looks the same in every round, as in a recorded data set, unless ``redraw`` is set.
 
+    Iterating over a stream plays all of it, as :meth:`frames` does. ``skipped`` lists the frames
+    that were left out because their files are broken, each time they were due; a warning names each
+    file once.
+
     Args:
         domains: What the blocks draw from.
         blocks: Name, round, and the domain and sample number of each frame, (n, 2), per block.
@@ -142,6 +154,9 @@ class Stream:
         self._check(position)
         return self.blocks[bisect.bisect_right(self._starts, position) - 1]
 
+    def __iter__(self) -> Iterator[Frame]:
+        return self.frames()
+
     def __getitem__(self, position: int) -> Frame:
         """Frame ``position``; :class:`~bestta.data.UnreadableImage` if its file is broken."""
         block = self.block_at(position)
@@ -172,33 +187,44 @@ class Stream:
             raise IndexError(f"frames {start} to {stop} of a stream of {len(self)}")
         if workers < 0:
             raise ValueError(f"workers must be 0 or more, got {workers}")
-        for frame in self._rendered(range(start, stop), workers):
-            if isinstance(frame, Skipped):
-                self.skipped.append(frame)
-                warnings.warn(f"skipped {frame.name}: {frame.reason}", stacklevel=2)
-            else:
-                yield frame
+        return self._readable(range(start, stop), workers)
 
     def images(
         self, start: int = 0, stop: int | None = None, *, workers: int = 0
     ) -> Iterator[Pixels]:
         """As :meth:`frames`, but only what an adapter may see: images (H, W, 3)."""
-        for frame in self.frames(start, stop, workers=workers):
-            yield frame.image
+        return (frame.image for frame in self.frames(start, stop, workers=workers))
+
+    def _readable(self, positions: range, workers: int) -> Iterator[Frame]:
+        for frame in self._rendered(positions, workers):
+            if isinstance(frame, Frame):
+                yield frame
+                continue
+            if frame not in self.skipped:
+                warnings.warn(f"skipped {frame.name}: {frame.reason}", stacklevel=2)
+            self.skipped.append(frame)
 
     def _rendered(self, positions: range, workers: int) -> Iterator[Frame | Skipped]:
         if not workers:
             yield from map(self._render, positions)
             return
-        pool = ProcessPoolExecutor(workers, initializer=_begin, initargs=(self, os.getpid()))
+        pool = ProcessPoolExecutor(workers, initializer=_begin, initargs=(self,))
         due: deque[Future[Frame | Skipped]] = deque()
+        given = 0
         try:
             for position in positions:
                 due.append(pool.submit(_render, position))
                 if len(due) == workers * AHEAD:
                     yield due.popleft().result()
+                    given += 1
             while due:
                 yield due.popleft().result()
+                given += 1
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a process that renders frames ended on its own; was it killed, for want of memory "
+                f"perhaps? The first frame not handed out is {positions[given]}: go on from there"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -215,6 +241,11 @@ class Stream:
         return self.domains[domain], int(sample)
 
     def _check(self, position: int) -> None:
+        if not isinstance(position, int | np.integer):
+            raise TypeError(
+                f"a stream is indexed by one position, got {position!r}; "
+                "frames(start, stop) plays a part of it"
+            )
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of a stream of {len(self)} frames")
 
@@ -223,7 +254,7 @@ _stream: Stream
 """The stream that this worker process renders."""
 
 
-def _begin(stream: Stream, parent: int) -> None:
+def _begin(stream: Stream) -> None:
     """What a worker process does first."""
     global _stream
     _stream = stream
@@ -231,14 +262,15 @@ def _begin(stream: Stream, parent: int) -> None:
     cv2.setNumThreads(0)
     # Ctrl-C is for the consumer, which then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    threading.Thread(target=_follow, daemon=True).start()
 
 
-def _follow(parent: int) -> None:
+def _follow() -> None:
     """End this process when the consumer is gone, even if it was killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+    consumer = multiprocessing.parent_process()
+    if consumer is not None:
+        consumer.join()
+        os._exit(1)
 
 
 def _render(position: int) -> Frame | Skipped:
