@@ -193,6 +193,8 @@ class Evil:
 def write_batch(folder: Path, content: object, protocol: int = 2) -> Path:
     data = content if isinstance(content, bytes) else pickle.dumps(content, protocol)
     (folder / "test_batch").write_bytes(data)
+    # What follows a pickle is not read; a file so short would be refused before it is opened.
+    os.truncate(folder / "test_batch", max(len(data), 31_000_000))
     return folder
 
 
@@ -267,8 +269,23 @@ def test_a_file_that_is_no_batch_is_a_clear_error(tmp_path, content):
 
 def test_a_batch_cut_short_is_a_clear_error(tmp_path, official):
     whole = (official / "test_batch").read_bytes()
+    (tmp_path / "test_batch").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(LayoutError, match="more than 30,720,000"):  # on opening, not amid a run
+        Cifar10(tmp_path)
     with pytest.raises(LayoutError, match="no batch of CIFAR-10"):
         Cifar10(write_batch(tmp_path, whole[: len(whole) // 2]))[0]
+
+
+def test_a_picture_cut_short_is_refused_on_opening(tmp_path):
+    path = write_pictures(tmp_path) / "test_batch.png"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(LayoutError, match=r"test_batch\.png: the picture does not end"):
+        Cifar10(tmp_path)
+
+
+def test_the_split_that_is_not_there_is_told(official, package):
+    assert Cifar10(official).missing()[0].startswith("split 'train': no data_batch_1")
+    assert Cifar10(package).missing() == ()
 
 
 def test_a_broken_batch_ends_a_loop_at_once(tmp_path):
@@ -310,7 +327,7 @@ def test_labels_that_are_too_few_or_none_are_refused(tmp_path):
     with pytest.raises(LayoutError, match=r"test_lables\.json"):
         Cifar10(tmp_path)[0]
     (tmp_path / "test_lables.json").unlink()
-    with pytest.raises(LayoutError, match="no such file"):
+    with pytest.raises(LayoutError, match=r"no test_lables\.json"):
         Cifar10(tmp_path)
 
 
@@ -351,6 +368,20 @@ def test_corrupted_images_are_copies_that_can_be_written_to(corrupted):
     image[:] = 0
     assert type(image) is np.ndarray
     assert (Cifar10C(corrupted, "fog")[42].image == 5).all()
+
+
+def test_the_file_is_mapped_and_not_read(corrupted):
+    assert isinstance(Cifar10C(corrupted, "fog")._images, np.memmap)
+
+
+@pytest.mark.parametrize(
+    "content", [b"PK\x03\x04garbage", b"\x93NUMPY\x01\x00\x00\x20" + b"(" * 8192]
+)
+def test_an_array_that_is_broken_in_any_way_is_a_clear_error(tmp_path, corrupted, content):
+    (tmp_path / "labels.npy").symlink_to(corrupted / "labels.npy")
+    (tmp_path / "fog.npy").write_bytes(content)
+    with pytest.raises(LayoutError, match=r"fog\.npy: (no array of NumPy|an archive)"):
+        Cifar10C(tmp_path, "fog")
 
 
 def test_a_pickled_map_is_opened_again_and_not_sent(corrupted):
@@ -415,7 +446,7 @@ def test_floats_a_file_cut_short_and_an_archive_are_refused(tmp_path, corrupted)
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (None, "no such file"),
+        (None, "no labels.npy"),
         (np.zeros(ROWS, np.uint8), "10000, expected 50000"),
         (np.full(5 * ROWS, 10), "expected class ids 0 to 9"),
         (np.zeros(5 * ROWS), "float64"),

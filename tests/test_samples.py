@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
 import struct
 import warnings
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from bestta.data import samples
 from bestta.data.samples import (
@@ -377,3 +378,48 @@ def test_a_folder_that_does_not_exist_is_shown_with_what_lies_beside_it(tmp_path
     (tmp_path / "cityscapes").mkdir()
     assert "does not exist, but there is cityscapes" in found(tmp_path / "cityscape")
     assert "a file" in found(saved(tmp_path / "a.png", picture()))
+
+
+def test_a_format_that_decodes_before_its_size_is_known_is_refused(tmp_path):
+    """Pillow unpacks icons as it opens them: too late to refuse one that is a bomb."""
+    icon = io.BytesIO()
+    Image.new("RGBA", (16, 16)).save(icon, format="ICO")
+    (tmp_path / "a.png").write_bytes(icon.getvalue())
+    with pytest.raises(UnreadableImage, match="cannot identify"):
+        image_size(tmp_path / "a.png")
+
+
+def grey_png(path, rows, bits):
+    """A greyscale PNG of few bits a pixel, written by hand: Pillow saves none."""
+
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", len(rows[0]), len(rows), bits, 0, 0, 0, 0)
+    packed = b""
+    for row in rows:
+        text = "".join(f"{value:0{bits}b}" for value in row)
+        text += "0" * (-len(text) % 8)
+        packed += b"\0" + bytes(int(text[i : i + 8], 2) for i in range(0, len(text), 8))
+    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(packed)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + data)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_class_ids_of_few_bits_are_the_ids_and_not_grey_values(tmp_path, bits):
+    ids = [[0, 1, 2**bits - 1], [1, 1, 0]]
+    grey_png(tmp_path / "label.png", ids, bits)
+    assert read_label(tmp_path / "label.png").tolist() == ids
+
+
+def test_truncated_images_are_refused_even_if_another_library_trusts_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    whole = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "a.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UnreadableImage):
+        read_image(tmp_path / "a.png")
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is True

@@ -85,7 +85,9 @@ def test_label_ids_become_the_train_ids_of_the_classes_they_name(tmp_path):
     save(tmp_path / path, stored)
     image = "leftImg8bit/val/lindau/lindau_000003_000019_leftImg8bit.png"
     save(tmp_path / image, frame(size=(9, 4)))
-    label = Cityscapes(tmp_path, size=(9, 4))[0].label
+    images = Cityscapes(tmp_path)
+    images.frame_size = None  # this one is of another shape than the rest, for the sake of the ids
+    label = images[0].label
     expected = [
         next((CLASSES.index(name) for name, i in official.items() if i == value), 255)
         for value in stored.ravel().tolist()
@@ -192,6 +194,10 @@ def test_a_frame_of_another_size_is_refused_with_both_sizes_unless_a_size_is_giv
         with pytest.raises(UnreadableImage, match=r"6×6, the frames of this set are 8×4"):
             look(1)
     assert images[0].image.shape == (4, 8, 3)
+    with pytest.raises(UnreadableImage, match=r"6×6 is of another shape .* which are 8×4"):
+        Cityscapes(tmp_path, size=(16, 8))[1]
+    save(tmp_path / f"leftImg8bit/{name}_leftImg8bit.png", frame(size=(6, 3)))
+    save(tmp_path / f"gtFine/{name}_gtFine_labelIds.png", ids(7, size=(6, 3)))
     assert [s.image.shape for s in Cityscapes(tmp_path, size=(16, 8))] == [(8, 16, 3)] * 3
 
 
@@ -326,6 +332,8 @@ def test_acdc_tells_what_is_missing_of_the_published_counts(tmp_path):
     acdc(acdc(tmp_path, "night", "val"))
     assert Acdc(tmp_path, "night", "val").missing() == (
         "104 of the 106 images of this condition and split",
+        "night/train",
+        "night/test",
         "condition 'rain'",
         "condition 'snow'",
     )
@@ -422,7 +430,7 @@ def test_camvid_without_labels_opens_when_asked_and_counts_what_is_missing(tmp_p
         CamVid(tmp_path)
     images = CamVid(tmp_path, labels=False)
     assert images[0].label is None
-    assert images.missing() == ("231 of the 233 images of split 'test'",)
+    assert images.missing() == ("231 of the 233 images of split 'test'", "split 'val'")
 
 
 # Folders

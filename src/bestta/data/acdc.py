@@ -96,12 +96,14 @@ class Acdc(PairedFiles):
         super().__init__(images, label_root, pairs, classes=CLASSES, size=size)
 
     def missing(self) -> tuple[str, ...]:
-        """Images that are not there, images without label maps, and other conditions."""
+        """Images, label maps, splits and other conditions that are not there."""
         missing: list[str] = []
         count = COUNTS.get(self.split, 0)
         count += 6 if (self.condition, self.split) == ("night", "val") else 0
         if len(self) < count:
             missing.append(f"{count - len(self)} of the {count} images of this condition and split")
         missing += self._unlabelled()
+        splits = folders_in(self.images / self.condition)
+        missing += [f"{self.condition}/{split}" for split in COUNTS if split not in splits]
         there = set(folders_in(self.images))
         return (*missing, *(f"condition {name!r}" for name in CONDITIONS if name not in there))

@@ -107,17 +107,15 @@ class CamVid(PairedFiles):
         self.split = split
         if split not in COUNTS:
             raise ValueError(f"no split {split!r} in CamVid; it has {', '.join(COUNTS)}")
-        folder = locate(root, _STILLS if split == "all" else split)
+        folder = _folder(root, split)
         if folder is None:
-            other = [name for name in COUNTS if locate(root, _STILLS if name == "all" else name)]
+            other = [name for name in COUNTS if _folder(root, name)]
             hint = f" There is: {', '.join(other)}." if other else ""
             raise layout_error("CamVid", root, _TREE, f"no split {split!r} in {root}.{hint}")
         # Names below the folder of the original set are those of its files alone.
         below = "" if split == "all" else f"{split}/"
         images = folder if split == "all" else folder.parent
         frames = by_key(files_below(folder, IMAGE_SUFFIXES, recursive=False), IMAGE_SUFFIXES)
-        if not frames:
-            raise layout_error("CamVid", root, _TREE, f"no image in {folder}.")
 
         ending, labelled = ("_L.png", _LABELLED) if split == "all" else (".png", f"{split}annot")
         label_root = None
@@ -145,10 +143,22 @@ class CamVid(PairedFiles):
         return translate(stored, _TABLE, path)
 
     def missing(self) -> tuple[str, ...]:
-        """Images that are not there, and images without label maps."""
+        """Images, label maps and other splits that are not there."""
         count = COUNTS[self.split]
         short = f"{count - len(self)} of the {count} images of split {self.split!r}"
-        return (*((short,) if len(self) < count else ()), *self._unlabelled())
+        root = self.images.parent if self.split == "all" else self.images
+        others = () if self.split == "all" else ("train", "val", "test")
+        return (
+            *((short,) if len(self) < count else ()),
+            *self._unlabelled(),
+            *(f"split {split!r}" for split in others if not _folder(root, split)),
+        )
+
+
+def _folder(root: Path, split: str) -> Path | None:
+    """The folder with the images of a split; one without any, as other sets have, is none."""
+    folder = locate(root, _STILLS if split == "all" else split)
+    return folder if folder and files_below(folder, IMAGE_SUFFIXES, recursive=False) else None
 
 
 _TABLE = id_table({**{i: i for i in range(_VOID)}, _VOID: IGNORED})

@@ -11,6 +11,9 @@ from bestta.data.folder import spread
 from bestta.data.samples import IGNORED, ImageSet, Sample, Size, Skipped, UnreadableImage
 from bestta.progress import Progress
 
+MOST_LINES = 20
+"""How many samples that cannot be used are named before the rest is counted."""
+
 MOST_SAMPLES = 50
 """How many samples a quick look decodes."""
 
@@ -56,11 +59,15 @@ class Description:
             width = max(map(len, self.shares), default=0)
             lines += [f"  {name:<{width}}  {share:6.2%}" for name, share in self.shares.items()]
             if self.never_seen:
-                lines.append(f"  never seen: {', '.join(self.never_seen)}")
+                where = "" if self.decoded == self.count else " among these"
+                lines.append(f"  never seen{where}: {', '.join(self.never_seen)}")
         else:
             lines.append("no labels")
         lines += [f"missing: {phrase}" for phrase in self.missing]
-        lines += [f"unreadable: {image.name}: {image.reason}" for image in self.unreadable]
+        shown = self.unreadable[:MOST_LINES]
+        lines += [f"cannot be used: {image.name}: {image.reason}" for image in shown]
+        if len(shown) < len(self.unreadable):
+            lines.append(f"cannot be used: {len(self.unreadable) - len(shown)} more")
         return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bestta.data.corruptions import CORRUPTIONS
 from bestta.data.samples import (
     ImageSet,
     Pixels,
@@ -35,25 +36,6 @@ CLASSES = (
     "ship",
     "truck",
 )
-
-CORRUPTIONS = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-)
-"""The fifteen that are scored; the published archive has four more."""
 
 _SIDE = 32
 _IN_BATCH = 10_000
@@ -99,7 +81,8 @@ class Cifar10(ImageSet):
         if split not in _BATCHES:
             raise ValueError(f"no split {split!r} in CIFAR-10; it has {', '.join(_BATCHES)}")
         self.split = split
-        self.paths = _batch_files(Path(root).expanduser(), split)
+        self.root = Path(root).expanduser()
+        self.paths = _batch_files(self.root, split)
         self._batches: dict[int, tuple[Pixels, list[int]]] = {}
 
     def __len__(self) -> int:
@@ -120,6 +103,15 @@ class Cifar10(ImageSet):
     def peek(self, index: int) -> Size:
         """The size that all images have."""
         return _SIDE, _SIDE
+
+    def missing(self) -> tuple[str, ...]:
+        """The other split, if it is not there."""
+        other = "train" if self.split == "test" else "test"
+        try:
+            _batch_files(self.root, other)
+        except LayoutError as error:
+            return (f"split {other!r}: {str(error).splitlines()[0]}",)
+        return ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_batches": {}}
@@ -159,6 +151,8 @@ class Cifar10C(ImageSet):
                 f"There are: {', '.join(there)}."
             )
         self._images: Pixels | None = self._map()
+        if not (self.folder / "labels.npy").is_file():
+            raise layout_error("CIFAR-10-C", root, _TREE_C, f"no labels.npy in {self.folder}.")
         labels = _load(self.folder / "labels.npy", (5 * _IN_BATCH,))
         if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(CLASSES):
             raise LayoutError(
@@ -215,14 +209,31 @@ def _batch_files(root: Path, split: str) -> list[Path]:
     for paths in forms:
         if all(path.is_file() for path in paths):
             if paths[0].suffix == ".png":
-                _check_pictures(paths, split)
+                _check_pictures(paths, split, root)
+            for path in paths:
+                _check_end(path)
             return paths
     best = max(forms, key=lambda paths: sum(path.is_file() for path in paths))
     gone = [path.name for path in best if not path.is_file()]
     raise layout_error("CIFAR-10", root, _TREE, f"no {', '.join(gone)} in {best[0].parent}.")
 
 
-def _check_pictures(paths: list[Path], split: str) -> None:
+def _check_end(path: Path) -> None:
+    """Refuse a file that was cut short, without reading it: better now than amid a long run."""
+    size, whole = path.stat().st_size, _IN_BATCH * 3 * _SIDE * _SIDE
+    if path.suffix != ".png" and size < whole:
+        raise LayoutError(
+            f"{path}: {size:,} bytes, a batch has more than {whole:,}. Was it cut short? "
+            f"Fetch it anew from {_HOME}"
+        )
+    if path.suffix == ".png":
+        with path.open("rb") as file:
+            file.seek(-min(size, 12), os.SEEK_END)
+            if b"IEND" not in file.read():
+                raise LayoutError(f"{path}: the picture does not end as a PNG should; cut short?")
+
+
+def _check_pictures(paths: list[Path], split: str, root: Path) -> None:
     """Refuse pictures of a wrong size, from their headers."""
     for path in paths:
         try:
@@ -236,7 +247,8 @@ def _check_pictures(paths: list[Path], split: str) -> None:
             )
     labels = _label_file(paths[0], split)
     if not labels.is_file():
-        raise LayoutError(f"{labels}: no such file, it has the labels of {paths[0].name}")
+        problem = f"no {labels.name} in {labels.parent}, which has the labels of {paths[0].name}."
+        raise layout_error("CIFAR-10", root, _TREE, problem)
 
 
 def _label_file(picture: Path, split: str) -> Path:
@@ -377,16 +389,22 @@ class _BatchUnpickler(pickle.Unpickler):
 
 def _load(path: Path, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The array at ``path``, mapped into memory."""
+    expected = "×".join(map(str, shape))
     try:
+        with path.open("rb") as file:
+            if file.read(2) == b"PK":
+                raise LayoutError(f"{path}: an archive, expected {expected}")
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
         raise LayoutError(f"{path}: no such file") from error
-    except (OSError, ValueError, EOFError) as error:
+    except (LayoutError, MemoryError):
+        raise
+    except Exception as error:  # broken headers fail in nearly any way there is
         raise LayoutError(f"{path}: no array of NumPy, or not all of it ({error})") from error
-    if not isinstance(array, np.ndarray) or array.shape != shape:
-        seen = "×".join(map(str, array.shape)) if isinstance(array, np.ndarray) else "an archive"
-        raise LayoutError(f"{path}: {seen}, expected {'×'.join(map(str, shape))}")
-    return array
+    if array.shape != shape:
+        raise LayoutError(f"{path}: {'×'.join(map(str, array.shape))}, expected {expected}")
+    mapped: np.ndarray[Any, Any] = array
+    return mapped
 
 
 def _corruptions(folder: Path) -> list[str]:

@@ -129,8 +129,8 @@ class Cityscapes(PairedFiles):
         missing += self._unlabelled()
         if self._interpolated():
             missing.append(
-                "clean borders: label maps were shrunk with interpolation, so foreign classes "
-                "fringe every object; ignore_fringes=True ignores them"
+                "labels as they were drawn: these were shrunk with interpolation, so foreign "
+                "classes fringe every object; ignore_fringes (--ignore-fringes) ignores them"
             )
         there = set(folders_in(self.images))
         return (*missing, *(f"split {split!r}" for split in SPLITS if split not in there))

@@ -14,6 +14,7 @@ import numpy as np
 from bestta.data.samples import (
     IGNORED,
     IMAGE_SUFFIXES,
+    MOST_PIXELS,
     ImageSet,
     Pixels,
     Sample,
@@ -34,6 +35,9 @@ LABEL_ENDINGS = ("", "_label", "_labels", "_gt", "_mask")
 
 _UNKNOWN = 254
 """What a table gives for an id that is none of the set's; so a set has at most 254 classes."""
+
+_STRETCH = 0.02
+"""How much wider or narrower than the others an image may be that is resized with them."""
 
 _HEADERS = 9
 """How many images are asked for their size to learn that of the set."""
@@ -68,7 +72,7 @@ class PairedFiles(ImageSet):
         self.images, self.labels, self.pairs = images, labels, tuple(pairs)
         self.classes = classes if labels is not None else ()
         self.size = None if size is None else _checked(size)
-        self.frame_size = _common_size(self) if same_size and size is None else None
+        self.frame_size = _common_size(self) if same_size else None
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -120,10 +124,17 @@ class PairedFiles(ImageSet):
         return translate(stored, id_table({i: i for i in range(len(self.classes))}), path)
 
     def _check_frame(self, size: Size, path: Path) -> None:
-        if self.frame_size is not None and size != self.frame_size:
+        if self.frame_size is None or size == self.frame_size:
+            return
+        if self.size is None:
             raise UnreadableImage(
                 f"{path}: {_by(size)}, the frames of this set are {_by(self.frame_size)}; "
                 f"opened with size={self.frame_size}, the set brings all images to one size"
+            )
+        if abs(size[0] * self.frame_size[1] / (size[1] * self.frame_size[0]) - 1) > _STRETCH:
+            raise UnreadableImage(
+                f"{path}: {_by(size)} is of another shape than the frames of this set, which are "
+                f"{_by(self.frame_size)}"
             )
 
     def _unlabelled(self) -> tuple[str, ...]:
@@ -316,8 +327,11 @@ def _checked(size: Size) -> Size:
         width, height = (int(side) for side in size)
     except (TypeError, ValueError):
         width = height = 0
-    if width < 1 or height < 1:
-        raise ValueError(f"size is (width, height) in pixels, such as (1024, 512); got {size!r}")
+    if width < 1 or height < 1 or width * height > MOST_PIXELS:
+        raise ValueError(
+            "size is (width, height) in pixels, such as (1024, 512), and at most "
+            f"{MOST_PIXELS:,} pixels in all; got {size!r}"
+        )
     return width, height
 
 

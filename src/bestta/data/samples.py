@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 """An RGB image (H, W, 3) or a map of class ids (H, W), as bytes."""
@@ -23,6 +23,8 @@ MOST_PIXELS = 89_000_000
 """Larger images are refused before they are decoded: no camera of ours makes them, and a few
 kilobytes of file can unpack to gigabytes. Just below Pillow's own limit, so that what Pillow would
 warn of is what is refused here."""
+
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 
@@ -171,6 +173,9 @@ def read_label(path: Path) -> Pixels:
     A palette image gives its indices, for these are the class ids.
     """
     with _opened(path) as image:
+        # Pillow spreads grey values of two and four bits over 0…255; ids are not grey values.
+        stored = [str(tile[3]) for tile in getattr(image, "tile", [])]
+        step = 85 if "L;2" in stored else 17 if "L;4" in stored else 1
         if image.mode == "F":
             raise UnreadableImage(f"{path}: class ids are whole numbers, these have fractions")
         if image.mode not in ("L", "P", "1") and not image.mode.startswith("I"):
@@ -181,7 +186,7 @@ def read_label(path: Path) -> Pixels:
             raise UnreadableImage(
                 f"{path}: class ids from {ids.min()} to {ids.max()}, 0 to {IGNORED} fit"
             )
-        return ids.astype(np.uint8)
+        return (ids // step).astype(np.uint8)
 
 
 def image_size(path: Path) -> Size:
@@ -211,8 +216,10 @@ def _may_be_turned(image: Image.Image) -> bool:
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
     """The image at ``path``, not yet decoded; whatever goes wrong inside is its fault, by name."""
+    trusting, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
-        with Image.open(path) as image:
+        # Other formats are not asked: some decode, or start other programs, before a size is known.
+        with Image.open(path, formats=_FORMATS) as image:
             width, height = image.size
             if width * height > MOST_PIXELS:
                 raise UnreadableImage(
@@ -232,3 +239,5 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         size = os.path.getsize(path) if os.path.isfile(path) else None
         reason = "the file is empty" if size == 0 else str(error) or type(error).__name__
         raise UnreadableImage(f"{path}: {reason.removesuffix(f' {str(path)!r}')}") from error
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = trusting
