@@ -12,7 +12,9 @@ from PIL import Image
 
 import bestta
 from bestta.cli import main
-from bestta.data import kinds
+from bestta.data import Folder, Streets, kinds
+from bestta.data.samples import read_image
+from bestta.data.sheets import corruption_sheet, sample_sheet, weather_sheet
 
 
 def width_and_height(path):
@@ -125,6 +127,8 @@ def test_preview_draws_the_embedded_set_in_every_condition(run, show, tmp_path):
         (["data", "check", "folder", ".", "--condition", "fog"], "condition"),
         (["data", "preview", "streets", "--out", "sheet.gif"], ".png"),
         (["data", "preview", "cityscapes", ".", "--size", "big"], "1024x512"),
+        (["data", "preview", "streets", "--show", "weather", "--index", "1000"], "no sample 1000"),
+        (["data", "preview", "streets", "--count", "1", "--out", "/dev/null/sheet.png"], "null"),
     ],
 )
 def test_mistakes_are_explained_without_a_traceback(run, words, expected):
@@ -140,3 +144,50 @@ def test_without_the_extra_the_command_says_what_to_install():
     assert done.returncode != 0
     assert "pip install 'bestta[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def drawn(run, path, *words):
+    """The sheet that ``bestta data preview`` draws."""
+    done = run("data", "preview", *words, "--out", path)
+    assert done.returncode == 0, done.stderr
+    return read_image(path)
+
+
+def test_preview_takes_the_sample_the_seed_and_the_family_that_are_asked_for(run, tmp_path):
+    image = Streets(1000)[3].image
+    words = ("streets", "--index", 3, "--seed", 5, "--width", 32)
+    sheet = drawn(run, tmp_path / "a.png", *words, "--show", "weather")
+    assert np.array_equal(sheet, weather_sheet(image, seed=5, cell_width=32))
+    sheet = drawn(run, tmp_path / "b.png", *words, "--show", "corruptions", "--family", "cifar")
+    assert np.array_equal(sheet, corruption_sheet(image, family="cifar", seed=5, cell_width=32))
+
+
+def test_preview_resizes_labels_and_reduces_as_asked(run, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 48, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "images" / "a.png")
+    Image.fromarray(pixels[..., 0] % 5).save(tmp_path / "labels" / "a.png")
+    words = ("folder", tmp_path / "images", "--labels", tmp_path / "labels")
+    sheet = drawn(run, tmp_path / "a.png", *words, "--size", "32x64", "--width", 32)
+    images = Folder(tmp_path / "images", tmp_path / "labels", size=(32, 64))
+    assert np.array_equal(sheet, sample_sheet(images, cell_width=32))
+    few = drawn(run, tmp_path / "b.png", *words, "--width", 48, "--colours", 8)
+    assert len(np.unique(few.reshape(-1, 3), axis=0)) <= 8
+    assert "class 4" in run("data", "check", *words).stdout
+
+
+def test_check_ends_with_one_if_any_part_is_broken_and_goes_through_all(run, tmp_path):
+    np.save(tmp_path / "labels.npy", np.zeros(50_000, np.uint8))
+    for name in ("gaussian_noise", "jpeg_compression"):
+        empty = np.lib.format.open_memmap(
+            tmp_path / f"{name}.npy", "w+", np.uint8, (50_000, 32, 32, 3)
+        )
+        del empty
+    done = run("data", "check", "cifar10c", tmp_path, "--severity", 2)
+    assert done.returncode == 1
+    assert done.stdout.count("cifar10c: 10000 images") == 2
+    assert done.stdout.count("missing: no corruption") == 13
+    assert run("data", "check", "cifar10c", tmp_path, "--corruption", "fgo").returncode == 1
+    (tmp_path / "labels.npy").unlink()
+    assert "labels.npy" in run("data", "check", "cifar10c", tmp_path).stdout

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from PIL import ImageDraw
 
 from bestta.data import ImageSet, Sample, Streets
 from bestta.data.classes import CLASSES, PALETTE
 from bestta.data.corruptions import corrupt
 from bestta.data.samples import read_image
 from bestta.data.sheets import colour, corruption_sheet, grid, sample_sheet, save_sheet
-from bestta.data.tensors import CIFAR10, to_batches, to_tensor
+from bestta.data.tensors import CIFAR10, IMAGENET, to_batches, to_tensor
 
 
 class Plain(ImageSet):
@@ -46,7 +47,7 @@ def test_every_picture_lies_on_the_grid_unchanged():
 def test_a_sheet_of_samples_shows_images_and_their_labels():
     streets = Streets(40)
     sheet = sample_sheet(streets, 4, columns=2)
-    for index in (0, 10, 20, 30):  # spread over the set
+    for index in (0, 13, 26, 39):  # spread over the set, first and last among them
         assert holds(sheet, streets[index].image)
         assert holds(sheet, colour(streets[index].label))
 
@@ -100,3 +101,50 @@ def test_batches_hold_every_image_once_and_never_mix_sizes():
     ]  # fmt: skip
     greys = torch.cat([batch[:, 0, 0, 0] for batch in batches]) * 255
     assert greys.round().tolist() == [40.0 * index for index in range(6)]
+
+
+def test_names_are_written_beside_the_pictures_in_letters_the_font_has(monkeypatch):
+    written = []
+    text = ImageDraw.ImageDraw.text
+    monkeypatch.setattr(
+        ImageDraw.ImageDraw,
+        "text",
+        lambda self, place, words, *rest: (written.append(words), text(self, place, words, *rest)),
+    )
+    picture = np.zeros((9, 200, 3), np.uint8)
+    captions = [["Straße łódź", "second"]]
+    grid([[picture, picture]], row_names=["row"], column_names=["a", "b"], captions=captions)
+    assert written == ["a", "b", "row", "Strasse lodz", "second"]
+
+
+def test_a_caption_too_long_keeps_its_end():
+    picture = np.zeros((9, 60, 3), np.uint8)
+    sheet = grid([[picture]], captions=[["a_very_long_name_of_a_file_000019"]], cell_width=60)
+    assert sheet.shape[1] == 60 + 2 * 4  # the caption did not widen it
+    assert (sheet[9 + 4 :, :4] == 255).all()
+
+
+def test_large_pictures_are_averaged_and_small_ones_keep_their_pixels():
+    checks = np.indices((64, 64)).sum(0)[..., None].repeat(3, 2) % 2 * np.uint8(255)
+    small = grid([[checks.astype(np.uint8)]], cell_width=32)[4:36, 4:36]
+    assert set(np.unique(small)) <= {127, 128}  # halves of black and white
+    large = grid([[checks.astype(np.uint8)]], cell_width=128)[4:132, 4:132]
+    assert set(np.unique(large)) == {0, 255}
+
+
+def test_a_sheet_is_not_written_over_a_folder_and_leaves_nothing_behind(tmp_path):
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(IsADirectoryError, match="name a file in it"):
+        save_sheet(np.zeros((2, 2, 3), np.uint8), tmp_path / "a.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_the_usual_normalisations_are_those_published():
+    """Of ImageNet as torchvision's documentation has them, of CIFAR-10 from its training images."""
+    assert IMAGENET == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert CIFAR10 == ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+
+
+def test_a_batch_of_none_is_refused():
+    with pytest.raises(ValueError, match="1 image or more, got size=0"):
+        list(to_batches(Plain(), 0))

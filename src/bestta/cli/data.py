@@ -40,6 +40,9 @@ FileCorruption = Annotated[
 ]
 Severity = Annotated[int | None, typer.Option(help="cifar10c: 1 to 5.")]
 Labels = Annotated[Path | None, typer.Option(help="folder: where its label maps are.")]
+IgnoreFringes = Annotated[
+    bool, typer.Option("--ignore-fringes", help="cityscapes: ignore borders that were blurred.")
+]
 Size = Annotated[str | None, typer.Option(help="Resize on reading, such as 1024x512.")]
 
 
@@ -74,6 +77,7 @@ def check(
     corruption: FileCorruption = None,
     severity: Severity = None,
     labels: Labels = None,
+    ignore_fringes: IgnoreFringes = False,
     full: Annotated[bool, typer.Option(help="Read every image, not only a sample.")] = False,
 ) -> None:
     """Tell what is there, how much of it, in which sizes, and what is missing.
@@ -89,12 +93,12 @@ def check(
     opened: list[ImageSet | LayoutError] = []
     for part in parts:
         try:
-            opened.append(_open(kind, root, split, *part, severity, labels))
+            opened.append(_open(kind, root, split, *part, severity, labels, ignore_fringes))
         except LayoutError as error:
             opened.append(error)
-    absent = [part for part in opened if isinstance(part, LayoutError)]
-    if len(absent) == len(opened):
-        raise absent[0]  # nothing is there: it shows the tree that would be right
+    faults = {str(part) if isinstance(part, LayoutError) else "" for part in opened}
+    if isinstance(opened[0], LayoutError) and len(faults) == 1:
+        raise opened[0]  # the same fault for all: the folder's, and the error shows its tree
     whole = True
     for part, images in zip(parts, opened, strict=True):
         if len(parts) > 1:
@@ -120,7 +124,7 @@ def preview(
     index: Annotated[int, typer.Option(help="Which sample the effects are shown on.")] = 0,
     family: Annotated[FamilyName | None, typer.Option(help="Constants of the corruptions.")] = None,
     seed: Annotated[int, typer.Option(help="What the effects draw from.")] = 0,
-    width: Annotated[int, typer.Option(min=16, help="Width of each picture.")] = 256,
+    width: Annotated[int, typer.Option(min=16, max=4096, help="Width of each picture.")] = 256,
     colours: Annotated[
         int | None,
         typer.Option(min=2, max=256, help="Reduce to so many: a smaller file."),
@@ -130,12 +134,13 @@ def preview(
     corruption: FileCorruption = None,
     severity: Severity = None,
     labels: Labels = None,
+    ignore_fringes: IgnoreFringes = False,
     size: Size = None,
 ) -> None:
     """Draw a contact sheet: samples with their labels, or one sample in every condition."""
     if out.suffix.lower() != ".png":
         raise ValueError(f"the sheet is a PNG; --out {out} should end in .png")
-    images = _open(kind, root, split, condition, corruption, severity, labels, size)
+    images = _open(kind, root, split, condition, corruption, severity, labels, ignore_fringes, size)
     if show is Of.samples:
         sheet = sample_sheet(images, count, cell_width=width)
     elif show is Of.weather:
@@ -158,6 +163,7 @@ def _open(
     corruption: str | None = None,
     severity: int | None = None,
     labels: Path | None = None,
+    ignore_fringes: bool = False,
     size: str | None = None,
 ) -> ImageSet:
     given: dict[str, Any] = {
@@ -166,6 +172,7 @@ def _open(
         "corruption": corruption,
         "severity": severity,
         "labels": labels,
+        "ignore_fringes": ignore_fringes or None,
         "size": _size(size),
     }
     return open_set(kind, root, **{name: v for name, v in given.items() if v is not None})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from bestta.data.classes import CLASSES, PALETTE
 from bestta.data.corruptions import CORRUPTIONS, EXTRA, Corruption, Family
-from bestta.data.samples import ImageSet, Pixels, Sample
+from bestta.data.folder import spread
+from bestta.data.samples import ImageSet, Pixels, Sample, Selection
 from bestta.data.seeds import Seed
 from bestta.data.weather import CONDITIONS, Weather
 
@@ -29,9 +30,7 @@ def sample_sheet(
     images: ImageSet, count: int = 16, *, columns: int = 4, cell_width: int = 256
 ) -> Pixels:
     """``count`` samples spread over the set, each with its label map beneath or its class named."""
-    count = min(count, len(images))
-    step = max(1, len(images) // max(count, 1))
-    samples = list(islice(images[::step], count))
+    samples = list(Selection(images, spread(len(images), count)))
     if not samples:
         raise ValueError(f"nothing to show: no readable image in {images!r}")
     names = images.classes
@@ -142,13 +141,20 @@ def save_sheet(sheet: Pixels, path: str | Path, *, colours: int | None = None) -
         colours: Reduce it to so many colours: noisy pictures take a third of the space.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"{path} is a folder; name a file in it, such as {path / 'sheet.png'}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = Image.fromarray(sheet)
     if colours is not None:
         picture = picture.quantize(colours, dither=Image.Dither.NONE)
     unfinished = path.with_name(path.name + ".part")
-    picture.save(unfinished, format="PNG", optimize=True)
-    unfinished.replace(path)
+    try:
+        picture.save(unfinished, format="PNG", optimize=True)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _cell(sample: Sample, classes: Sequence[str]) -> Pixels:
@@ -178,8 +184,17 @@ def _scaled(picture: Pixels, width: int) -> Pixels:
 
 
 def _shortened(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    text = _legible(text)
     if font.getlength(text) <= width:
         return text
-    while text and font.getlength("…" + text) > width:
+    while text and font.getlength("..." + text) > width:
         text = text[1:]
-    return "…" + text
+    return "..." + text
+
+
+def _legible(text: str) -> str:
+    """``text`` in the letters that Pillow's own font has: plain ones, without their accents."""
+    spelt = text.replace("ß", "ss").replace("ł", "l").replace("ø", "o").replace("æ", "ae")
+    letters = unicodedata.normalize("NFKD", spelt)
+    plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
+    return plain.encode("ascii", "replace").decode()

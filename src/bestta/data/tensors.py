@@ -47,6 +47,8 @@ def to_batches(
         >>> [tuple(batch.shape) for batch in to_batches(Streets(5), size=3)]
         [(3, 3, 128, 256), (2, 3, 128, 256)]
     """
+    if size < 1:
+        raise ValueError(f"a batch holds 1 image or more, got size={size}")
     batch: list[Tensor] = []
     for sample in samples:
         image = to_tensor(sample.image, normalise)
