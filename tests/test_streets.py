@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -14,9 +15,21 @@ import pytest
 
 from bestta.data.classes import CLASSES, PALETTE
 from bestta.data.samples import Sample
-from bestta.data.streets import CLASSES_USED, SKY_DEPTH, Scene, Streets, Style, render
+from bestta.data.seeds import generator
+from bestta.data.streets import CLASSES_USED, SKY_DEPTH, Scene, Streets, Style, _lay_out, render
+from bestta.data.streets.figures import place_people
+from bestta.data.streets.ground import paint_ground
+from bestta.data.streets.light import Light
+from bestta.data.streets.plan import Street, Verge, Wall
+from bestta.data.streets.scene import Dice
+from bestta.data.streets.things import Crowd, Figure, Footprint
+from bestta.data.streets.vehicles import _bus_model, _car_model, _Vehicle
+from bestta.data.streets.view import Camera, View, crop, lumps_tile
+from bestta.data.streets.walls import paint_walls
+from bestta.data.weather import simulate
 
-ROAD, SIDEWALK, BUILDING, VEGETATION, SKY, PERSON, CAR, BUS = 0, 1, 2, 8, 10, 11, 13, 15
+ROAD, SIDEWALK, BUILDING, POLE, VEGETATION, SKY = 0, 1, 2, 5, 8, 10
+PERSON, CAR, BUS = 11, 13, 15
 GROUND = (0, 1, 9)
 SIZES = [(256, 128), (512, 256), (96, 48), (128, 128), (333, 101), (64, 160)]
 PLAIN = Style(noise=0, blur=0)
@@ -40,6 +53,37 @@ def ground_plane(scene: Scene) -> tuple[float, float]:
     rows, columns = np.nonzero(scene.label == ROAD)
     slope, offset = np.polyfit(rows, 1 / scene.depth[rows, columns].astype(float), 1)
     return -offset / slope, 1 / slope
+
+
+def dice(*seed: object) -> Dice:
+    return Dice(generator("test", *seed))
+
+
+@pytest.fixture(scope="module")
+def crowds() -> list[Crowd]:
+    return [_lay_out(dice("crowd", i), 256, 128, Style())[0] for i in range(150)]
+
+
+def stage(shadow: float = 0.0, sunny: bool = False) -> View:
+    """An empty picture (256, 512) of a camera 1.5 m above the ground, 300 pixels to a radian."""
+    camera = Camera(512, 256, focal=300.0, horizon=128.0, above=1.5, x=0.0, yaw=0.0)
+    style = replace(PLAIN, texture=0.0, light=0.0, shadow=shadow, colour=0.0)
+    light = Light.draw(dice("light"), style)
+    light.sunny, light.sun, light.tangent = sunny, (1.0, 0.0), 0.6
+    return View(camera, light, style)
+
+
+def straight_street(**changes: object) -> Street:
+    """One lane of 3.5 m each way, with solid lines and nothing beside it."""
+    left, right = (Verge(3.8, grass=0.0, pavement=3.0, garden=0.0, kind="town") for _ in range(2))
+    street = Street(
+        *(3.5, 1, 0.0, 100.0, left, right, (False, False)),
+        crossing=None,
+        zebra=None,
+        dashed=False,
+        camera_side=0.0,
+    )
+    return replace(street, **changes)
 
 
 # The same bytes, wherever and whenever
@@ -161,11 +205,16 @@ def test_same_street_at_twice_the_size():
 # Geometry
 
 
-def test_depth_is_positive_and_finite_and_infinite_only_for_the_sky(scenes):
+def test_depth_is_positive_and_infinite_for_the_sky_alone(scenes):
     for scene in scenes:
-        assert np.isfinite(scene.depth).all()
         assert (scene.depth > 0).all()
-        np.testing.assert_array_equal(scene.depth == SKY_DEPTH, scene.label == SKY)
+        np.testing.assert_array_equal(np.isinf(scene.depth), scene.label == SKY)
+    assert np.isposinf(SKY_DEPTH)
+
+
+def test_weather_takes_the_depth_of_a_scene_as_it_is(scenes):
+    foggy = simulate(scenes[0].image, "fog", 3, depth=scenes[0].depth)
+    assert not np.array_equal(foggy, scenes[0].image)
 
 
 def test_road_lies_in_one_level_plane(scenes):
@@ -210,6 +259,93 @@ def test_nothing_shows_through_a_nearer_vehicle(scenes):
             below_top = np.maximum.accumulate(face, 0)
             above_bottom = np.maximum.accumulate(face[::-1], 0)[::-1]
             assert (scene.depth[below_top & above_bottom] < depth + 11).all()
+
+
+def test_nothing_shows_through_a_nearer_wall():
+    """Without things on it, a street has the same walls. Where one of them was, only what is
+    nearer may be now. Things may lean against a wall by 1.5 m, and the far end of a vehicle is up
+    to half its length of 10.7 m behind its middle."""
+    for seed in range(16):
+        bare, scene = render(seed, style=Style(density=0.0)), render(seed)
+        wall = np.isin(bare.label, (BUILDING, VEGETATION))
+        slack = np.where(np.isin(scene.label, (CAR, BUS)), 1.51 + 5.4, 1.51)
+        assert (scene.depth <= bare.depth + slack)[wall].all()
+
+
+def corners(stand: Footprint) -> np.ndarray:
+    """Points (15, 2) in X and Z spread over the rectangle that a vehicle stands on."""
+    sin, cos = np.sin(stand.heading), np.cos(stand.heading)
+    grid = np.array([(u, v) for u in (-1, 0, 1) for v in (-1, -0.5, 0, 0.5, 1)])
+    grid = grid * (stand.half_width, stand.half_length)
+    return grid @ np.array([(cos, -sin), (sin, cos)]) + (stand.x, stand.z)
+
+
+def inside(points: np.ndarray, stand: Footprint, margin: float = 0.0) -> np.ndarray:
+    """Which of the points (N, 2) lie in that rectangle, made larger by ``margin``."""
+    sin, cos = np.sin(stand.heading), np.cos(stand.heading)
+    moved = np.abs((points - (stand.x, stand.z)) @ np.array([(cos, sin), (-sin, cos)]))
+    return (moved < (stand.half_width + margin, stand.half_length + margin)).all(1)
+
+
+def vehicles(crowd: Crowd) -> list[Footprint]:
+    found = [stand for stand in crowd.stands if stand.half_length > 0]
+    drawn = [(thing.x, thing.z) for thing in crowd.things if isinstance(thing, _Vehicle)]
+    assert [(stand.x, stand.z) for stand in found] == drawn
+    return found
+
+
+def feet(crowd: Crowd, train_id: int) -> np.ndarray:
+    """X and Z (N, 2) of the figures whose first part is of that class."""
+    figures = [thing for thing in crowd.things if isinstance(thing, Figure)]
+    found = [(f.x, f.z) for f in figures if f.parts[0].label == train_id]
+    return np.array(found, float).reshape(-1, 2)
+
+
+def nearest(some: np.ndarray, others: np.ndarray) -> float:
+    """The least distance between two of the points (N, 2) and (M, 2) that are not the same."""
+    apart = np.hypot(*(some[:, None] - others[None]).transpose(2, 0, 1))
+    return float(apart[apart > 0].min(initial=np.inf))
+
+
+def test_no_vehicle_stands_in_another(crowds):
+    for crowd in crowds:
+        stands = vehicles(crowd)
+        for i, stand in enumerate(stands):
+            assert not any(inside(corners(stand), other).any() for other in stands[:i])
+
+
+def test_nobody_stands_in_a_vehicle(crowds):
+    for crowd in crowds:
+        walkers = feet(crowd, PERSON)
+        assert not any(inside(walkers, stand, 0.15).any() for stand in vehicles(crowd))
+    assert sum(len(feet(crowd, PERSON)) for crowd in crowds) > 5 * len(crowds)
+
+
+def test_people_poles_and_trunks_keep_their_distance(crowds):
+    for crowd in crowds:
+        walkers, poles, trunks = (feet(crowd, i) for i in (PERSON, POLE, VEGETATION))
+        assert nearest(poles, poles) > 0.499
+        for others in (walkers, poles, trunks):
+            assert nearest(walkers, others) > 0.499
+
+
+def test_there_is_room_to_park_on_the_side_where_cars_may():
+    for seed in range(40):
+        street = Street.draw(dice("street", seed))
+        room = [verge.road - street.lane * street.lanes for _, verge in street.verges]
+        assert [width > 2 for width in room] == list(street.parking)
+
+
+@pytest.mark.parametrize("model", [*map(_car_model, range(4)), _bus_model()])
+def test_vehicles_stand_on_tyres_seen_from_behind_as_from_ahead(model):
+    for face in (0, 1):
+        tyres = [patch for patch in model.patches if patch[2:] == (face, "tyre")]
+        assert len(tyres) == 2
+        for first, last, _, _ in tyres:
+            assert model.points[first:last, 1].min() == 0
+            assert np.abs(model.points[first:last, 0]).max() < 0.5
+        lefts = [model.points[first, 0] < 0 for first, _, _, _ in tyres]
+        assert sorted(lefts) == [False, True]
 
 
 def people(scene: Scene) -> list[tuple[float, float]]:
@@ -281,6 +417,135 @@ def test_labels_lie_on_the_image_and_not_beside_it(scenes, shift):
         for scene in scenes
     ]
     assert np.mean(better) > 0.97
+
+
+@pytest.mark.parametrize("kind", ["_Vehicle", "_Tree", "Figure"])
+def test_the_label_of_a_thing_is_where_it_covers_the_pixel(kind):
+    """Painted over black and over white, a thing tells how much of each pixel it covers. What it
+    covers wholly bears its label, what it covers by less than 0.4 does not, but for a few."""
+    bare, stained, labelled = 0, 0, 0
+    for seed in range(4):
+        crowd, _ = _lay_out(dice("cover", seed), 512, 256, PLAIN)
+        for thing in (thing for thing in crowd.things if type(thing).__name__ == kind):
+            images = []
+            for level in (0, 255):
+                view = View(crowd.camera, crowd.light, PLAIN)
+                view.image[:] = level
+                thing.paint(view)
+                images.append(view.image.astype(float))
+            covered = 1 - (images[1] - images[0]).mean(2) / 255
+            label = view.pieces > 0
+            bare += int(((covered > 0.99) & ~label).sum())
+            stained += int(((covered < 0.4) & label).sum())
+            labelled += int(label.sum())
+    assert labelled > 10_000
+    assert bare < 1e-3 * labelled
+    assert stained < 1e-3 * labelled
+
+
+def facade(**changes: object) -> np.ndarray:
+    """Brightness (60, 360) of a wall 10 m ahead that faces the camera, 30 pixels to a metre: 12 m
+    of its first floor, which reaches from 2 to 4 m."""
+    look = {"bay": 3.0, "storey": 2.0, "window_width": 0.25, "window_height": 0.3, "glass": 0.0}
+    wall = Wall(
+        *(-30.0, 10.0, 30.0, 10.0, 20.0, BUILDING, (150.0, 150.0, 150.0), (90.0, 60.0, 50.0)),
+        **{**look, **changes},
+    )
+    view = stage()
+    paint_walls(view, [wall], straight_street())
+    # The camera is 1.5 m above the ground, and so is what it sees on the horizon.
+    return view.image[128 - 75 : 128 - 15, 76:436].mean(2)
+
+
+def test_facades_have_a_window_in_each_bay():
+    """Windows are half as wide as their bay and 0.6 as high as their storey."""
+    dark = facade() < 100
+    assert dark.mean() == pytest.approx(0.5 * 0.6, abs=0.02)
+    row = dark[30].astype(int)
+    assert np.abs(np.diff(row)).sum() == pytest.approx(2 * 12 / 3, abs=1)
+    assert not (facade(window_width=-1.0, window_height=-1.0) < 100).any()
+
+
+def test_windows_have_frames_of_their_own_brightness():
+    """Frames reach 0.035 of a bay and 0.04 of a storey beyond the panes, all around."""
+    plain = float(np.median(facade(window_width=-1.0, window_height=-1.0)))
+    share = (0.5 + 0.07) * (0.6 + 0.08) - 0.5 * 0.6
+    assert (facade(trim=1.3) > 1.15 * plain).mean() == pytest.approx(share, abs=0.03)
+    assert not (facade(trim=1.0) > 1.15 * plain).any()
+
+
+def test_a_roof_begins_at_the_eaves_and_is_lower_at_its_ends():
+    """A wall of 8 m, 20 m ahead, carries 2 m of roof on 5 m of plaster; 15 pixels to a metre."""
+    wall = Wall(
+        *(-4.0, 20.0, 4.0, 20.0, 7.0, BUILDING, (150.0, 150.0, 150.0), (90.0, 30.0, 20.0)),
+        roof_height=2.0,
+    )
+    view = stage()
+    paint_walls(view, [wall], straight_street())
+    built = view.label == BUILDING
+    ridge, eaves = 128 - 15 * (7 - 1.5), 128 - 15 * (5 - 1.5)
+    columns = np.flatnonzero(built.any(0))
+    tops = built.argmax(0)
+    assert tops[256] == pytest.approx(ridge, abs=1)
+    assert tops[columns[[0, -1]]] == pytest.approx(eaves, abs=1.5)
+    red = view.image[..., 0] > 1.4 * view.image[..., 2]
+    for column in (256, columns[0] + 15, columns[-1] - 15):
+        roof = np.flatnonzero(red[:, column])
+        assert (roof[0], roof[-1]) == pytest.approx((tops[column], eaves), abs=1.5)
+
+
+def road(street: Street, depth: float) -> tuple[np.ndarray, np.ndarray]:
+    """Brightness of the road along a row at that depth, and metres right of its middle."""
+    view = stage()
+    paint_ground(view, dice("ground"), street, [])
+    row = round(128 + 300 * 1.5 / depth)
+    sides = (np.arange(512) - 255.5) / 300 * 450 / (row - 128)
+    on_road = view.label[row] == ROAD
+    return view.image[row].mean(1)[on_road], sides[on_road]
+
+
+def test_lines_are_painted_along_the_middle_and_the_edges_of_the_lanes():
+    """They are 0.14 m wide, the lanes 3.5 m. At 9 m a pixel is 0.03 m."""
+    bright, sides = road(straight_street(), 9.0)
+    lines = sides[bright > 1.25 * np.median(bright)]
+    apart = np.abs(lines[:, None] - np.array((-3.5, 0.0, 3.5)))
+    assert (apart.min(1) < 0.1).all()
+    assert (apart.min(0) < 0.05).all()
+
+
+def test_bars_of_a_crossing_take_up_half_of_the_road():
+    """They are 0.52 m wide and begin each metre."""
+    bright, _ = road(straight_street(zebra=8.0), 9.5)
+    plain, _ = road(straight_street(), 9.5)
+    assert (bright > 1.25 * np.median(plain)).mean() == pytest.approx(0.52, abs=0.06)
+
+
+def test_people_in_the_shade_of_a_house_are_darker():
+    """The sun is on the right, where the houses are 40 m high or missing."""
+
+    def brightness(height: float) -> np.ndarray:
+        view, street = stage(shadow=1.0, sunny=True), straight_street()
+        street.right.heights[:] = height
+        crowd = Crowd(street, view.camera, view.light, replace(Style(), density=2.0))
+        place_people(dice("people"), crowd)
+        figures = [thing for thing in crowd.things if isinstance(thing, Figure)]
+        return np.array([[np.mean(part.colour) for part in f.parts] for f in figures])
+
+    sun, shade = brightness(0.0), brightness(40.0)
+    assert len(sun) > 4
+    # The sun gives half of the light to what it fully faces, and less to what it does not.
+    assert (shade < 0.9 * sun).all()
+    assert (shade / sun).mean() < 0.75
+
+
+def test_noise_between_its_steps_is_interpolated():
+    """On a whole step lies its value, half-way the mean of two; a step counts from its middle."""
+    tile, places = lumps_tile(), np.arange(0.5, 40, 0.5, dtype=np.float32)
+    fine = crop(tile, places + 250, places + 30)
+    rows = np.arange(250, 290) & 255
+    np.testing.assert_allclose(fine[::2, ::2], tile[rows][:, 30:70], atol=1e-5)
+    middle = (tile[rows[:-1]] + tile[rows[1:]])[:, 30:70] / 2
+    np.testing.assert_allclose(fine[1::2, ::2], middle, atol=1e-5)
 
 
 def test_surfaces_are_not_flat(scenes):
@@ -481,7 +746,12 @@ def test_an_unknown_split_is_refused_with_those_that_exist():
         Streets(3, split="test")
 
 
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_a_knob_takes_no_negative_or_endless_value(value):
-    with pytest.raises(ValueError, match=r"Style\.texture"):
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), "a", None, True, [1.0]])
+def test_a_knob_takes_numbers_from_0_up_and_says_what_it_was_given(value):
+    told = re.escape(f"Style.texture is {value!r}; it takes a number from 0 up")
+    with pytest.raises(ValueError, match=told):
         Style(texture=value)
+
+
+def test_a_knob_takes_numbers_of_any_kind():
+    assert Style(texture=1) == Style(texture=np.float32(1)) == Style()

@@ -36,7 +36,7 @@ from bestta.data.seeds import Seed, generator
 from bestta.data.streets.figures import place_furniture, place_people, place_trees
 from bestta.data.streets.ground import paint_ground
 from bestta.data.streets.light import Light
-from bestta.data.streets.plan import Street, plan_walls
+from bestta.data.streets.plan import Street, Wall, plan_walls
 from bestta.data.streets.scene import CLASSES_USED, SKY_DEPTH, Dice, Scene, Style
 from bestta.data.streets.things import Crowd
 from bestta.data.streets.vehicles import place_vehicles
@@ -84,6 +84,19 @@ def render(seed: Seed, size: tuple[int, int] = (256, 128), style: Style = _DEFAU
     width, height = _checked_size(size)
     # Who asks the dice in which order is what makes the scene: a line moved is another city.
     dice = Dice(generator("streets", seed))
+    crowd, walls = _lay_out(dice, width, height, style)
+    view = View(crowd.camera, crowd.light, style)
+    paint_sky(view, dice)
+    paint_walls(view, walls, crowd.street)
+    paint_ground(view, dice, crowd.street, crowd.things)
+    for thing in sorted(crowd.things, key=lambda thing: -thing.depth):
+        thing.stand(view)
+    label, depth = view.maps()
+    return Scene(crowd.light.photograph(view.image, dice, style), label, depth)
+
+
+def _lay_out(dice: Dice, width: int, height: int, style: Style) -> tuple[Crowd, list[Wall]]:
+    """Everything that stands on a street and around it, before anything is painted."""
     camera = Camera.draw(dice, width, height, style)
     light = Light.draw(dice, style)
     street = Street.draw(dice)
@@ -94,14 +107,7 @@ def render(seed: Seed, size: tuple[int, int] = (256, 128), style: Style = _DEFAU
     place_trees(dice, crowd)
     place_furniture(dice, crowd)
     place_people(dice, crowd)
-    view = View(camera, light, style)
-    paint_sky(view, dice)
-    paint_walls(view, walls, street)
-    paint_ground(view, dice, street, crowd.things)
-    for thing in sorted(crowd.things, key=lambda thing: -thing.depth):
-        thing.stand(view)
-    label, depth = view.maps()
-    return Scene(light.photograph(view.image, dice, style), label, depth)
+    return crowd, walls
 
 
 class Streets(ImageSet):

@@ -22,7 +22,7 @@ from bestta.data.streets.scene import (
     Dice,
     Floats,
 )
-from bestta.data.streets.things import CIRCLE, Crowd, Figure, Part, circle
+from bestta.data.streets.things import CIRCLE, Crowd, Figure, Footprint, Part, circle
 from bestta.data.streets.view import View, crop, grain_tile, lumps_tile
 
 # People -------------------------------------------------------------------------------------------
@@ -89,9 +89,12 @@ def _add_person(dice: Dice, crowd: Crowd, side: float, z: float) -> None:
         "top": dice.vary(dice.pick(_TOPS), 0.16 * variety),
         "legs": dice.vary(dice.pick(_TROUSERS), 0.16 * variety),
     }
-    x, z, depth = crowd.place(side, z)
-    if not crowd.seen(depth, tall):
+    if not crowd.seen(crowd.place(side, z)[2], tall):
         return
+    stand = crowd.stand(side, z, 0.25)
+    if stand is None or not crowd.seen(stand[2], tall):
+        return
+    x, z, depth = stand
     lit = crowd.lit(side, z, 1.0)
     body = _BODY_POINTS[:, :2].copy()
     body[:, 0] += _BODY_POINTS[:, 2] * stride + _BODY_POINTS[:, 3] * swing
@@ -189,6 +192,17 @@ class _Tree(Figure):
         view.pieces[top:bottom, left:right][alpha > 0.5] = leafy
 
 
+_ROUND = np.arange(24) * (2 * math.pi / 24)
+
+
+def _ragged_circle(x: float, z: float, radius: float, offset: Sequence[int]) -> Floats:
+    """Outline (24, 2) around (x, z) of a crown as the sun sees it."""
+    rough = lumps_tile()[offset[0], (offset[1] + 10 * np.arange(24)) & 255]
+    away = np.float32(radius) * (1 + np.float32(0.1) * rough)
+    outline = np.stack([x + away * np.cos(_ROUND), z + away * np.sin(_ROUND)], 1)
+    return outline.astype(np.float32)
+
+
 def _add_tree(dice: Dice, crowd: Crowd, side: float, z: float, size: float) -> None:
     """A tree or, where ``size`` is below 1, often a bush."""
     variety = crowd.style.colour
@@ -217,8 +231,10 @@ def _add_tree(dice: Dice, crowd: Crowd, side: float, z: float, size: float) -> N
         ragged=ragged,
         offset=offset,
     )
-    thing.contacts.append(circle(x, z, 0.25 if clear > 0.1 else 0.8 * radius))
-    thing.shadows.append((crowd.thrown(circle(x, z, radius), middle), 210))
+    foot = 0.25 if clear > 0.1 else 0.8 * radius
+    crowd.stands.append(Footprint(x, z, 0.0, 0.0, radius=foot))
+    thing.contacts.append(circle(x, z, foot))
+    thing.shadows.append((crowd.thrown(_ragged_circle(x, z, radius, offset), middle), 210))
     thing.shadows.append((crowd.streak(x, z, half, middle), 230))
     crowd.things.append(thing)
 
@@ -291,9 +307,13 @@ def _rectangle(left: float, right: float, bottom: float, top: float) -> Floats:
 
 def _pole(crowd: Crowd, side: float, z: float, tall: float, metal: Colour) -> Figure | None:
     """A pole to put more parts on, if it is near enough to be drawn."""
-    x, z, depth = crowd.place(side, z)
-    if not crowd.seen(depth, crowd.style.pole_width, crowd.style.thinnest):
+    style = crowd.style
+    if not crowd.seen(crowd.place(side, z)[2], style.pole_width, style.thinnest):
         return None
+    stand = crowd.stand(side, z, 0.15 + 0.5 * style.pole_width)
+    if stand is None or not crowd.seen(stand[2], style.pole_width, style.thinnest):
+        return None
+    x, z, depth = stand
     half, lit = 0.5 * crowd.style.pole_width, crowd.lit(side, z, 0.5 * tall)
     thing = Figure(x, z, depth, 4.0, lit)
     # A round pole is brighter on the side of the sun.

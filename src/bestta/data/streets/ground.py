@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -10,9 +10,12 @@ import numpy as np
 from bestta.data.samples import Pixels
 from bestta.data.streets.light import HAZE, HAZE_DISTANCE
 from bestta.data.streets.plan import Street
-from bestta.data.streets.scene import ROAD, SIDEWALK, SKY, SKY_DEPTH, TERRAIN, Dice, Floats
+from bestta.data.streets.scene import ROAD, SIDEWALK, SKY, TERRAIN, Dice, Floats
 from bestta.data.streets.things import Thing
 from bestta.data.streets.view import View, coverage, grain_tile, lumps_tile, sample, sixteenths
+
+_FARTHEST = 999.0
+"""Depth at which the ground is taken to end. It never does, but numbers should stay useful."""
 
 
 def paint_ground(view: View, dice: Dice, street: Street, things: list[Thing]) -> None:
@@ -95,8 +98,7 @@ def _spots(view: View, street: Street, first: int) -> _Spots:
     camera = view.camera
     drop = np.float32(camera.focal * camera.above)
     below = view.rows[first:, None] - np.float32(camera.horizon)
-    # Ground never ends, but the row next to the horizon must not look beyond the sky.
-    depth: Floats = np.minimum(drop / below, np.float32(SKY_DEPTH - 1))
+    depth: Floats = np.minimum(drop / below, np.float32(_FARTHEST))
     z = depth * view.ray_z
     side = np.float32(camera.x) + depth * view.ray_x
     side -= np.float32(0.5 * street.bend) * (z * z)
@@ -174,5 +176,8 @@ def _shadows(view: View, things: list[Thing]) -> tuple[Pixels, Pixels]:
     for i, (target, _, dark) in enumerate(outlines):
         if whole[i]:
             outline = fixed[starts[i] : starts[i + 1]]
-            cv2.fillConvexPoly(target, outline, (dark,), cv2.LINE_AA, 4)
-    return cast, contact
+            cv2.fillPoly(target, [outline], (dark,), cv2.LINE_AA, 4)
+    # The sun is no point: what it throws has soft edges.
+    soft = 2 * round(view.camera.height / 128) + 1
+    softened: Any = cv2.blur(cast, (soft, soft))
+    return softened, contact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,8 +27,8 @@ CLASSES_USED: tuple[int, ...] = (
 )
 """Train ids that occur in the scenes. All are common and large enough to be learnt."""
 
-SKY_DEPTH = 1000.0
-"""What the depth map holds where nothing is hit, in metres."""
+SKY_DEPTH = math.inf
+"""What the depth map holds where nothing is hit."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,12 @@ class Style:
     def __post_init__(self) -> None:
         for knob in fields(self):
             value = getattr(self, knob.name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"Style.{knob.name} is {value}; it takes a number from 0 up")
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not (number and math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"Style.{knob.name} is {value!r}; it takes a number from 0 up, "
+                    f"such as the usual {knob.default}"
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +91,7 @@ class Scene:
     Attributes:
         image: (H, W, 3) bytes, RGB.
         label: (H, W) bytes, Cityscapes train ids out of :data:`CLASSES_USED`.
-        depth: (H, W) float32, metres along the viewing direction; :data:`SKY_DEPTH` in the sky.
+        depth: (H, W) float32, metres along the viewing direction; infinite in the sky.
     """
 
     image: Pixels

@@ -96,6 +96,27 @@ class Figure(Thing):
             view.fill(fixed[begin:end], hazed(part.colour, self.depth), pieces[part.label])
 
 
+class Footprint(NamedTuple):
+    """Where something stands: a rectangle in the ground plan, or a disc if both halves are 0."""
+
+    x: float
+    z: float
+    half_width: float
+    half_length: float
+    heading: float = 0.0
+    """Where its length points, 0 being along Z."""
+    radius: float = 0.0
+    """Of a disc, or by how much the rectangle is larger all around."""
+
+    def distance(self, x: float, z: float) -> float:
+        """Metres from a point of the ground plan to its edge; 0 or less inside."""
+        sin, cos = math.sin(self.heading), math.cos(self.heading)
+        right, ahead = x - self.x, z - self.z
+        across = abs(right * cos - ahead * sin) - self.half_width
+        along = abs(right * sin + ahead * cos) - self.half_length
+        return math.hypot(max(across, 0.0), max(along, 0.0)) - self.radius
+
+
 class Crowd:
     """Collects things, and knows where on the street they may stand."""
 
@@ -104,11 +125,27 @@ class Crowd:
         self.things: list[Thing] = []
         self.taken: list[tuple[float, float, float]] = []
         """X, Z and radius of places where vehicles are."""
+        self.stands: list[Footprint] = []
+        """Where the vehicles, trunks, poles and people are that are drawn."""
 
     def place(self, side: float, z: float) -> tuple[float, float, float]:
         """X, Z and depth of a spot of the street."""
         x = self.street.x(side, z)
         return x, z, self.camera.depth(x, z)
+
+    def stand(self, side: float, z: float, radius: float) -> tuple[float, float, float] | None:
+        """:meth:`place` for something slender, a step aside if needed to stand in nothing else.
+
+        None where a few steps along the street do not help.
+        """
+        for step in (0.0, 0.8, -0.8, 1.6, -1.6, 2.4, -2.4):
+            x, at, depth = self.place(side, z + step)
+            if all(
+                abs(at - other.z) > 7 or other.distance(x, at) >= radius for other in self.stands
+            ):
+                self.stands.append(Footprint(x, at, 0.0, 0.0, radius=radius))
+                return x, at, depth
+        return None
 
     def lit(self, side: float, z: float, height: float) -> float:
         """1 where the sun shines at ``height``, 0 where a building is before it."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from bestta.data.streets.light import hazed, times
 from bestta.data.streets.scene import BUS, CAR, Colour, Dice, Floats
-from bestta.data.streets.things import CIRCLE, Crowd, Thing
+from bestta.data.streets.things import CIRCLE, Crowd, Footprint, Thing
 from bestta.data.streets.view import View, sixteenths
 
 _Normal = tuple[float, float, float]
@@ -134,6 +134,21 @@ class _Builder:
         for share, material in ((1.0, "tyre"), (0.55, "rim")):
             self.patch(face, CIRCLE * np.array(radius) * share + (u, v), material)
 
+    def tyres(self, face: int, half: float, z: float) -> None:
+        """Adds both wheels of an axle as they look from ahead or behind, below the body.
+
+        Args:
+            face: They are seen whenever this face is.
+            half: From the middle of the vehicle to the outer side of a tyre.
+            z: Where they end, seen from there.
+        """
+        for outer in (-half, half):
+            inner = outer * 0.72
+            corners = ((outer, 0, z), (inner, 0, z), (inner, 0.25, z), (outer, 0.25, z))
+            self._add(np.array(corners, np.float32), face, "tyre")
+            # The body hides their upper part.
+            self.patches.insert(0, self.patches.pop())
+
     def _add(self, points: Floats, face: int, material: str) -> None:
         first = sum(map(len, self.points))
         self.points.append(points)
@@ -157,6 +172,8 @@ def _car_model(kind: int) -> _Model:
     builder = _Builder()
     body = builder.box((0.16, 0.49, -0.5, 0.5), (waist, 0.47, -0.49, 0.47))
     tall = waist - 0.16
+    builder.tyres(body["rear"], 0.48, -0.39)
+    builder.tyres(body["front"], 0.48, 0.39)
     for name in ("left", "right"):
         builder.rectangle(body[name], (0, 1), (0, 0.16), "trim")
         for u in (0.19, 0.81):
@@ -181,6 +198,8 @@ def _bus_model() -> _Model:
     """A bus with a stripe under its row of windows."""
     builder = _Builder()
     body = builder.box((0.1, 0.5, -0.5, 0.5), (1.0, 0.48, -0.5, 0.5))
+    builder.tyres(body["rear"], 0.49, -0.34)
+    builder.tyres(body["front"], 0.49, 0.34)
     for name in ("left", "right"):
         builder.rectangle(body[name], (0, 1), (0, 0.1), "trim")
         builder.rectangle(body[name], (0, 1), (0.3, 0.38), "stripe")
@@ -188,7 +207,7 @@ def _bus_model() -> _Model:
             left = 0.03 + 0.16 * i
             builder.rectangle(body[name], (left, left + 0.135), (0.42, 0.82), "glass")
         for u in (0.2, 0.8):
-            builder.wheel(body[name], u, 0.03, (0.045, 0.17))
+            builder.wheel(body[name], u, 0.05, (0.045, 0.16))
     for name, lamp in (("rear", "tail"), ("front", "lamp")):
         builder.rectangle(body[name], (0, 1), (0, 0.12), "trim")
         builder.rectangle(body[name], (0.06, 0.94), (0.4, 0.82), "glass")
@@ -299,6 +318,7 @@ def _add_vehicle(
     base = points[np.concatenate([left[:2], right[:2]])][:, [0, 2]]
     both = np.concatenate([base, crowd.thrown(base, 0.85 * size[1])])
     thing.contacts.append(base)
+    crowd.stands.append(Footprint(x, z, 0.5 * size[0], 0.5 * size[2], heading))
     hull: Any = cv2.convexHull(both)
     thing.shadows.append((hull[:, 0], 255))
     crowd.things.append(thing)

@@ -175,6 +175,23 @@ def sample(tile: Floats, rows: Any, columns: Any) -> Floats:
 
 
 def crop(tile: Floats, rows: Floats, columns: Floats) -> Floats:
-    """The tile on a grid of rows (N,) and columns (M,), repeated for ever: (N, M)."""
+    """The tile on an even grid of rows (N,) and columns (M,), repeated for ever: (N, M).
+
+    Where a step of the tile is wider than a pixel, what lies between steps is interpolated.
+    """
+    down, right = float(rows[-1] - rows[0]), float(columns[-1] - columns[0])
+    down, right = down / max(len(rows) - 1, 1), right / max(len(columns) - 1, 1)
+    if 0 < down < 1 and 0 < right < 1:
+        # A step covers the places from its number to the next one, so its middle is half-way.
+        top, left = float(rows[0]) - 0.5, float(columns[0]) - 0.5
+        first, before = math.floor(top), math.floor(left)
+        height, width = int(down * len(rows)) + 3, int(right * len(columns)) + 3
+        steps = tile.take(np.arange(first, first + height) & 255, 0)
+        steps = steps.take(np.arange(before, before + width) & 255, 1)
+        matrix = np.array(((right, 0, left - before), (0, down, top - first)))
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        between: Any = cv2.warpAffine(steps, matrix, (len(columns), len(rows)), flags=flags)
+        interpolated: Floats = between
+        return interpolated
     band: Floats = tile.take(rows.astype(np.int32) & 255, 0)
     return band.take(columns.astype(np.int32) & 255, 1)

@@ -11,13 +11,16 @@ import numpy as np
 
 from bestta.data.streets.light import HAZE, HAZE_DISTANCE
 from bestta.data.streets.plan import Street, Wall
-from bestta.data.streets.scene import SKY_DEPTH, VEGETATION, Dice, Floats
+from bestta.data.streets.scene import VEGETATION, Dice, Floats
 from bestta.data.streets.view import View, coverage, grain_tile, lumps_tile, sample
 
 _LAYERS = 4
 """So many walls behind one another are looked at; those further back rise above few others."""
 
 _NO_LAYER = 255
+
+_MISSED = 1000.0
+"""Depth of a wall that the ray does not meet: beyond all walls, yet a number to compute with."""
 
 _GLASS = (132, 146, 160)
 """What a bright window reflects."""
@@ -150,26 +153,29 @@ class _Hits(NamedTuple):
 
 def _cast(view: View, table: Floats) -> _Hits:
     """Intersects the ray of each column with the walls in the ground plan."""
-    x0, z0, x1, z1, height, label, gable = table[:7, :, None]
+    x0, z0, x1, z1, height, label, gable, roof_height = table[:8, :, None]
     edge_x, edge_z = x1 - x0, z1 - z0
     from_x, from_z = x0 - np.float32(view.camera.x), z0
     cross = view.ray_x * edge_z - view.ray_z * edge_x
     cross[np.abs(cross) < 1e-6] = 1e-6
     away = (from_x * edge_z - from_z * edge_x) / cross
     share = (from_x * view.ray_z - from_z * view.ray_x) / cross
-    away[(share < 0) | (share > 1) | (away < 0.3)] = SKY_DEPTH
+    away[(share < 0) | (share > 1) | (away < 0.3)] = _MISSED
     columns = np.arange(view.camera.width)
     walls, depths = [], []
     for _ in range(_LAYERS):
         index = away.argmin(0)
         walls.append(index)
         depths.append(away[index, columns])
-        away[index, columns] = SKY_DEPTH
+        away[index, columns] = _MISSED
     wall = np.stack(walls)
     depth: Floats = np.stack(depths)
     share = np.clip(share[wall, columns], 0, 1)
-    along = share * np.hypot(edge_x, edge_z)[wall, 0]
+    length = np.hypot(edge_x, edge_z)[wall, 0]
+    along = share * length
     top = height[wall, 0] + gable[wall, 0] * (1 - np.abs(2 * share - 1))
+    # Roofs are hipped: they lean back towards the ends as well.
+    top -= np.maximum(roof_height[wall, 0] - np.minimum(along, length - along), 0)
     # Hedges are not cut straight.
     bumps = sample(lumps_tile(), along * 6, wall * 37)
     top *= 1 + np.float32(0.16) * bumps * (label == VEGETATION)[wall, 0]
@@ -185,7 +191,7 @@ def _front_layer(view: View, hits: _Hits) -> Any:
     layer = np.full(view.label.shape, _NO_LAYER, np.uint8)
     rows = view.rows[:, None]
     for k in reversed(range(_LAYERS)):
-        layer[(rows >= tops[k]) & (rows < bottoms[k]) & (hits.depth[k] < SKY_DEPTH)] = k
+        layer[(rows >= tops[k]) & (rows < bottoms[k]) & (hits.depth[k] < _MISSED)] = k
     return layer
 
 
@@ -224,7 +230,8 @@ class _Surface(NamedTuple):
 def _columns(view: View, street: Street, table: Floats, hits: _Hits) -> Floats:
     """All of :class:`_Surface` for each layer of each column, (fields, layers, W)."""
     wall = hits.wall
-    roof_height, bay, storey, half_width, half_height, shop, trim, glass, facing = table[7:, wall]
+    height, roof_height = table[4, wall], table[7, wall]
+    bay, storey, half_width, half_height, shop, trim, glass, facing = table[8:, wall]
     place = hits.along / bay
     number = np.floor(place)
     place -= number + np.float32(0.5)
@@ -244,7 +251,7 @@ def _columns(view: View, street: Street, table: Floats, hits: _Hits) -> Floats:
         scale=hits.scale,
         along=hits.along,
         wall=wall,
-        eaves=hits.top - roof_height,
+        eaves=height - roof_height,
         has_roof=roof_height > 0,
         per_storey=1 / storey,
         pane=coverage(place, half_width, fine),
