@@ -138,11 +138,12 @@ def test_mistakes_are_explained_without_a_traceback(run, words, expected):
     assert "Traceback" not in done.stderr
 
 
-def test_without_the_extra_the_command_says_what_to_install():
-    code = "import sys; sys.modules['typer'] = None\nfrom bestta.cli import main; main()"
+@pytest.mark.parametrize(("module", "extra"), [("typer", "cli"), ("cv2", "data")])
+def test_without_the_extra_the_command_says_what_to_install(module, extra):
+    code = f"import sys; sys.modules['{module}'] = None\nfrom bestta.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "pip install 'bestta[cli]'" in done.stderr
+    assert f"pip install 'bestta[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

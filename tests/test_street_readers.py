@@ -608,6 +608,8 @@ def test_labels_that_were_interpolated_are_told_and_their_fringes_can_be_ignored
     blurred = _with_labels(tmp_path / "blurred", _shrunk(cv2.INTER_AREA))
     assert not any("interpolation" in phrase for phrase in Cityscapes(clean).missing())
     assert any("interpolation" in phrase for phrase in Cityscapes(blurred).missing())
+    mending = Cityscapes(blurred, ignore_fringes=True)
+    assert not any("interpolation" in phrase for phrase in mending.missing())
 
     true = set(np.unique(Cityscapes(clean)[0].label))
     fringed = Cityscapes(blurred)[0].label

@@ -16,4 +16,8 @@ def main() -> None:
             f"The bestta command needs {error.name}, which is not installed.\n"
             "Install it with: pip install 'bestta[cli]'"
         )
+    except ImportError as error:
+        if error.name is not None:
+            raise  # not one of ours, which say what to install
+        sys.exit(str(error))
     run()

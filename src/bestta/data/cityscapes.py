@@ -127,7 +127,7 @@ class Cityscapes(PairedFiles):
                 missing.append(f"{count - len(self)} of the {count} images of split {self.split!r}")
                 missing += [f"the images of {', '.join(gone)}"] if gone else []
         missing += self._unlabelled()
-        if self._interpolated():
+        if not self.ignore_fringes and self._interpolated():
             missing.append(
                 "labels as they were drawn: these were shrunk with interpolation, so foreign "
                 "classes fringe every object; ignore_fringes (--ignore-fringes) ignores them"
