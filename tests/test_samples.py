@@ -423,3 +423,15 @@ def test_truncated_images_are_refused_even_if_another_library_trusts_them(tmp_pa
     with pytest.raises(UnreadableImage):
         read_image(tmp_path / "a.png")
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+
+
+def test_a_set_that_lacks_a_part_is_refused_when_it_is_made_and_not_when_it_is_read():
+    class Nameless(ImageSet):
+        def __len__(self):
+            return 1
+
+        def read(self, index):
+            return Sample("a", np.zeros((1, 1, 3), np.uint8))
+
+    with pytest.raises(TypeError, match="name"):
+        Nameless()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Skipped:
     reason: str
 
 
-class ImageSet:
+class ImageSet(ABC):
     """Samples in a stable order: ``len``, ``[i]``, ``[a:b]`` and iteration.
 
     ``[i]`` raises :class:`UnreadableImage` for a sample that cannot be used. Iteration warns of it
@@ -76,16 +77,16 @@ class ImageSet:
     def __init__(self) -> None:
         self.skipped: list[Skipped] = []
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
+    @abstractmethod
     def name(self, index: int) -> str:
         """What sample ``index`` is called, without reading it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, index: int) -> Sample:
         """Sample ``index``, 0 ≤ index < len; :class:`UnreadableImage` if it cannot be used."""
-        raise NotImplementedError
 
     def peek(self, index: int) -> Size | None:
         """(width, height) of sample ``index`` if it is known without decoding the sample.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ def circle(x: float, y: float, radius: float) -> Floats:
 
 
 @dataclass
-class Thing:
+class Thing(ABC):
     """Something that stands on the ground and is drawn over what is behind it."""
 
     x: float
@@ -39,9 +40,9 @@ class Thing:
     contacts: list[Floats] = field(default_factory=list)
     """Outlines (N, 2) on the ground that little light reaches, such as beneath a car."""
 
+    @abstractmethod
     def paint(self, view: View) -> None:
         """Draws the thing as if nothing were before it."""
-        raise NotImplementedError
 
     def stand(self, view: View) -> None:
         """Draws the thing where no wall is before it. Nearer things are drawn later."""
