@@ -133,12 +133,12 @@ def main() -> None:
             seconds["adapted"] += time.perf_counter() - middle
             for name, guess in guesses.items():
                 scores[name].add(guess, label)
+            if block.round == 1 and frame.position == (block.start + block.stop) // 2:
+                maps = [label, guesses["alone"], guesses["adapted"]]
+                pictures.append([frame.image, *(colour(ids.byte().numpy()) for ids in maps)])
         alone, held, adapted = (score.miou() for score in scores.values())
         bar = "█" * round(alone / 3) + "▒" * (round(adapted / 3) - round(alone / 3))
         print(f"{block.name:<8}{alone:>12.1f}{held:>13.1f}{adapted:>9.1f}  {bar}", flush=True)
-        if block.round == 1:
-            maps = [label, guesses["alone"], guesses["adapted"]]
-            pictures.append([frame.image, *(colour(ids.byte().numpy()) for ids in maps)])
 
     save_sheet(
         grid(
