@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bestta.models.common import Channels, Features, check_images, initialise, stage_geometries
+from bestta.models.depthwise import depthwise_conv2d
 
 BATCH_NORM_EPS = 1e-3
 
@@ -81,6 +82,8 @@ class SameConv2d(nn.Conv2d):
         if (top, left) != (bottom, right):  # never at stride 1, so most maps need no copy
             x = F.pad(x, (left, right, top, bottom))
             top = left = 0
+        if self.groups == self.in_channels and top == left:
+            return depthwise_conv2d(x, self.weight, stride, top, dilation)
         return F.conv2d(x, self.weight, None, self.stride, (top, left), self.dilation, self.groups)
 
 
