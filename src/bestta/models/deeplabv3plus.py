@@ -1,23 +1,36 @@
 """DeepLabV3+ (Chen et al., 2018): an encoder, atrous pyramid pooling and a light decoder."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bestta.models.common import check_images, initialise, stage_geometries
+from bestta.models.common import check_images, initialise
+from bestta.models.depthwise import DepthwiseConv2d
 from bestta.models.efficientnet_lite import EfficientNetLite0
 from bestta.models.resnet import ResNet50
+from bestta.models.small_resnet import SmallResNet
 
-EncoderName = Literal["resnet50", "efficientnet_lite0"]
+EncoderName = Literal["resnet50", "efficientnet_lite0", "small"]
 
-_ENCODERS: dict[str, type[ResNet50] | type[EfficientNetLite0]] = {
-    "resnet50": ResNet50,
-    "efficientnet_lite0": EfficientNetLite0,
+
+class _Plan(NamedTuple):
+    """An encoder and the head that goes with it."""
+
+    encoder: type[ResNet50] | type[EfficientNetLite0] | type[SmallResNet]
+    width: int = 256
+    low_level_width: int = 48
+    separable: bool = True
+    reach: int = 96
+    """Distance in pixels of the image that the first atrous branch looks to either side."""
+
+
+_PLANS = {
+    "resnet50": _Plan(ResNet50, separable=False),
+    "efficientnet_lite0": _Plan(EfficientNetLite0),
+    "small": _Plan(SmallResNet, width=96, low_level_width=24, reach=32),
 }
-_WIDTH = 256
-_LOW_LEVEL_WIDTH = 48
 _DROPOUT = 0.1
 _SMALLEST_SIDE = 32
 
@@ -56,25 +69,28 @@ class ASPP(nn.Module):
 
     Args:
         in_channels: Channels of the encoder's last map.
+        width: Channels of each branch and of the result.
         rates: Dilations of the three 3x3 branches.
         separable: Whether these branches are depthwise separable.
     """
 
-    def __init__(self, in_channels: int, rates: tuple[int, int, int], separable: bool) -> None:
+    def __init__(
+        self, in_channels: int, width: int, rates: tuple[int, int, int], separable: bool
+    ) -> None:
         super().__init__()
-        atrous = [ConvBNReLU(in_channels, _WIDTH, 3, rate, separable) for rate in rates]
-        self.branches = nn.ModuleList([ConvBNReLU(in_channels, _WIDTH, 1), *atrous])
+        atrous = [ConvBNReLU(in_channels, width, 3, rate, separable) for rate in rates]
+        self.branches = nn.ModuleList([ConvBNReLU(in_channels, width, 1), *atrous])
         # Choice: no batch norm on the pooled vector. It has one value per image and
         # channel, so the statistics of a single image, which test-time methods
         # estimate, would be undefined there (PyTorch refuses to compute them).
         self.pooling = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(in_channels, _WIDTH, 1), nn.ReLU()
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(in_channels, width, 1), nn.ReLU()
         )
-        self.project = ConvBNReLU(_WIDTH * (len(self.branches) + 1), _WIDTH, 1)
+        self.project = ConvBNReLU(width * (len(self.branches) + 1), width, 1)
         self.dropout = nn.Dropout(_DROPOUT)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, in_channels, h, w) to (B, 256, h, w)."""
+        """Map (B, in_channels, h, w) to (B, width, h, w)."""
         scales = [branch(x) for branch in self.branches]
         pooled = self.pooling(x).expand(-1, -1, *x.shape[2:])
         out: Tensor = self.dropout(self.project(torch.cat([*scales, pooled], dim=1)))
@@ -84,17 +100,19 @@ class ASPP(nn.Module):
 class Decoder(nn.Module):
     """Sharpen the pyramid's output with low-level features and classify each pixel."""
 
-    def __init__(self, low_channels: int, classes: int, separable: bool) -> None:
+    def __init__(
+        self, low_channels: int, width: int, low_width: int, classes: int, separable: bool
+    ) -> None:
         super().__init__()
-        self.low_level = ConvBNReLU(low_channels, _LOW_LEVEL_WIDTH, 1)
+        self.low_level = ConvBNReLU(low_channels, low_width, 1)
         self.refine = nn.Sequential(
-            ConvBNReLU(_WIDTH + _LOW_LEVEL_WIDTH, _WIDTH, 3, separable=separable),
-            ConvBNReLU(_WIDTH, _WIDTH, 3, separable=separable),
+            ConvBNReLU(width + low_width, width, 3, separable=separable),
+            ConvBNReLU(width, width, 3, separable=separable),
         )
-        self.classifier = nn.Conv2d(_WIDTH, classes, 1)
+        self.classifier = nn.Conv2d(width, classes, 1)
 
     def forward(self, low: Tensor, pyramid: Tensor) -> Tensor:
-        """Logits (B, classes, H/4, W/4) of features (B, C, H/4, W/4) and (B, 256, h, w)."""
+        """Logits (B, classes, H', W') of features (B, C, H', W') and (B, width, h, w)."""
         low = self.low_level(low)
         pyramid = _resize(pyramid, (low.shape[2], low.shape[3]))
         logits: Tensor = self.classifier(self.refine(torch.cat([pyramid, low], dim=1)))
@@ -109,32 +127,33 @@ class DeepLabV3Plus(nn.Module):
     torch.Size([1, 19, 64, 128])
 
     Args:
-        encoder: ``"resnet50"``, or ``"efficientnet_lite0"``, which also makes the
-            convolutions of pyramid and decoder depthwise separable.
+        encoder: ``"resnet50"``; ``"efficientnet_lite0"``, which also makes the
+            convolutions of pyramid and decoder depthwise separable; or ``"small"``, a tenth
+            of the size of that, for images of a few hundred pixels.
         classes: Number of classes; 19 is Cityscapes.
-        output_stride: Image size over size of the encoder's last map: 8, 16 or 32.
-            Smaller is finer, slower and needs more memory.
+        output_stride: Image size over size of the encoder's last map: 8, 16 or 32, with
+            ``"small"`` 4, 8 or 16. Smaller is finer, slower and needs more memory.
     """
 
     def __init__(
         self, encoder: EncoderName = "resnet50", classes: int = 19, output_stride: int = 16
     ) -> None:
         super().__init__()
-        if encoder not in _ENCODERS:
-            raise ValueError(f"no encoder named {encoder!r}. Encoders: {', '.join(_ENCODERS)}.")
+        if encoder not in _PLANS:
+            raise ValueError(f"no encoder named {encoder!r}. Encoders: {', '.join(_PLANS)}.")
         if classes < 1:
             raise ValueError(f"classes must be at least 1; got {classes}.")
-        stage_geometries(output_stride)  # refuses a wrong output stride before building anything
+        plan = _PLANS[encoder]
         self.encoder = encoder
         self.classes = classes
         self.output_stride = output_stride
-        separable = encoder == "efficientnet_lite0"
-        self.backbone = _ENCODERS[encoder](output_stride)
+        self.backbone = plan.encoder(output_stride)
+        low, high = self.backbone.channels
         # The paper's rates 6, 12, 18 at output stride 16, spanning the same part of the
         # image at the other strides.
-        unit = 96 // output_stride
-        self.aspp = ASPP(self.backbone.channels.high, (unit, 2 * unit, 3 * unit), separable)
-        self.decoder = Decoder(self.backbone.channels.low, classes, separable)
+        unit = plan.reach // output_stride
+        self.aspp = ASPP(high, plan.width, (unit, 2 * unit, 3 * unit), plan.separable)
+        self.decoder = Decoder(low, plan.width, plan.low_level_width, classes, plan.separable)
         initialise(self.aspp)
         initialise(self.decoder)
 
@@ -153,7 +172,8 @@ class DeepLabV3Plus(nn.Module):
 def _same_size_conv(
     in_channels: int, out_channels: int, kernel: int, dilation: int, groups: int = 1
 ) -> nn.Conv2d:
-    return nn.Conv2d(
+    depthwise = groups == in_channels == out_channels
+    return (DepthwiseConv2d if depthwise else nn.Conv2d)(
         in_channels,
         out_channels,
         kernel,
