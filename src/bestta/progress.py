@@ -19,8 +19,11 @@ class Progress:
         ...         progress.advance()
     """
 
-    def __init__(self, what: str, total: int | None = None, *, show: bool | None = None) -> None:
-        self.what, self.total, self.done = what, total, 0
+    def __init__(
+        self, what: str, total: int | None = None, *, show: bool | None = None, done: int = 0
+    ) -> None:
+        self.what, self.total, self.done = what, total, done
+        self.done_before = done  # by an earlier run, which says nothing of the rate of this one
         self.terminal = sys.stderr.isatty()
         self.show = self.terminal if show is None else show
         self.started = time.monotonic()
@@ -37,11 +40,11 @@ class Progress:
             self._print(now - self.started)
 
     def _print(self, seconds: float) -> None:
-        rate = self.done / seconds
+        rate = (self.done - self.done_before) / seconds
         text = f"{self.what}: {self.done}"
         if self.total:
             left = (self.total - self.done) / rate if rate else 0.0
-            text += f" of {self.total}, {rate:.1f} a second, {left:.0f} s to go"
+            text += f" of {self.total}, {rate:.1f} a second, {span(left)} to go"
         else:
             text += f", {rate:.1f} a second"
         ends = ("\r", "\x1b[K") if self.terminal else ("", "\n")
@@ -60,3 +63,15 @@ class Progress:
             self._print(time.monotonic() - self.started)
             if self.terminal:
                 print(file=sys.stderr)
+
+
+def span(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> span(42), span(600), span(9000)
+    ('42 s', '10 min', '2 h 30 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
