@@ -1,0 +1,219 @@
+"""From a finished training to a model that others can use: weights, profile, card, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bestta.data.samples import ImageSet
+from bestta.data.tensors import to_batches
+from bestta.metrics import MeanIoU
+from bestta.models.cards import PROFILE, WEIGHTS, Card, load, save_weights, sha256
+from bestta.profile import SourceProfile
+from bestta.progress import Progress
+from bestta.provenance import provenance
+from bestta.training.curves import curves
+from bestta.training.loop import Training
+from bestta.training.scoring import score
+from bestta.training.shift import SEVERITIES, Shift
+
+CURVES = "curves.svg"
+_PROFILED = {"segmentation": 500, "classification": 5000}
+"""So many training images go into the profile."""
+_STORED_TOLERANCE = 0.1
+"""So far, in points, the score of the stored weights may be from that of the trained ones."""
+
+
+def publish(training: Training, *, command: str, show: bool = True) -> Card:
+    """Write a finished training as a model: ``bestta.models.load(training.folder)`` takes it.
+
+    The test images are scored here, once: with the weights as trained and as stored, which must
+    agree.
+
+    Args:
+        training: One that is done.
+        command: What the user typed, for the card.
+        show: Whether to show progress.
+    """
+    if not training.done:
+        raise ValueError(
+            f"training has come {training.epoch:.1f} of {training.recipe.epochs} epochs: "
+            "finish it first."
+        )
+    recipe, folder, test = training.recipe, training.folder, training.splits.test
+    save_weights(training.model, folder / WEIGHTS)
+    model = recipe.build()
+    card = Card(
+        name=recipe.name,
+        about=recipe.about,
+        network=recipe.network,
+        arguments=recipe.arguments,
+        task=recipe.task,
+        classes=recipe.classes,
+        normalise=(tuple(recipe.normalise[0]), tuple(recipe.normalise[1])),
+        size=recipe.size,
+        layers=recipe.layers,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        data=recipe.data,
+        terms=recipe.terms,
+        command=command,
+        recipe=recipe.settings(),
+        metric="mIoU" if recipe.task == "segmentation" else "error",
+        notes=recipe.notes,
+        history={**asdict(training.history), "origin": training.origin, **provenance()},
+        sha256={WEIGHTS: sha256(folder / WEIGHTS)},
+    )
+    _write(card, folder)
+    model = load(folder)
+
+    with Progress(f"{recipe.name}: test images", 2 * len(test), show=show) as progress:
+        trained = score(
+            training.model, test, recipe, device=training.device, progress=progress
+        ).score()
+        metric = score(model, test, recipe, progress=progress)
+    if abs(metric.score() - trained) > _STORED_TOLERANCE:
+        raise ValueError(
+            f"the weights as stored score {metric.score():.2f}, as trained {trained:.2f}: "
+            "fp16 does not hold them."
+        )
+    profile = SourceProfile.collect(
+        model,
+        _plain_batches(training.splits.train, _PROFILED[recipe.task], recipe.normalise),
+        recipe.layers,
+        note=f"training images of {recipe.name}",
+        progress=show,
+    )
+    profile = replace(profile, settings={"bestta": {"layers": list(recipe.default_layers)}})
+    profile.save(folder / PROFILE)
+    clean: dict[str, Any] = {"clean": metric.score(), "clean_as_trained": trained}
+    if isinstance(metric, MeanIoU):
+        clean["per_class"] = dict(zip(recipe.classes, metric.per_class(), strict=True))
+    files = {file: sha256(folder / file) for file in (WEIGHTS, PROFILE)}
+    card = replace(card, scores=clean, sha256=files)
+    _write(card, folder)
+    return card
+
+
+def published(folder: Path) -> bool:
+    """Whether `publish` came to its end here."""
+    try:
+        return PROFILE in Card.read(folder).sha256
+    except (ValueError, OSError):
+        return False
+
+
+def add_shift(folder: Path, shift: Shift) -> Card:
+    """Put the scores under corruptions and in weather on the card in ``folder``."""
+    card = Card.read(folder)
+    scores = {
+        **card.scores,
+        "clean": shift.clean,
+        "images": shift.images,
+        "corruptions": shift.corruptions,
+        "weather": shift.weather,
+    }
+    if shift.per_class:
+        scores["per_class"] = shift.per_class
+    card = replace(card, scores=scores)
+    _write(card, folder)
+    return card
+
+
+def _write(card: Card, folder: Path) -> None:
+    (folder / CURVES).write_text(curves(card), encoding="utf-8")
+    card.write(folder, readable(card))
+
+
+def _plain_batches(images: ImageSet, count: int, normalise: Any) -> Iterator[Tensor]:
+    """``count`` training images spread over the set, as they are scored: not altered."""
+    step = max(1, len(images) // count)
+    return to_batches((images[i] for i in range(0, len(images), step)), 8, normalise)
+
+
+def readable(card: Card) -> str:
+    """The card as Markdown."""
+    scores, better = card.scores, "higher" if card.metric == "mIoU" else "lower"
+    width, height = card.size
+    lines = [
+        f"# {card.name}",
+        "",
+        f"{card.about}. {card.parameters / 1e6:.2f} million parameters.",
+        "",
+        "```python",
+        f'model = bestta.models.load("{card.name}")',
+        f'profile = bestta.models.load_profile("{card.name}")',
+        f'normalise = bestta.models.card("{card.name}").normalise',
+        "```",
+        "",
+        "| | |",
+        "| --- | --- |",
+        f"| data | {card.data} |",
+        f"| terms | **{card.terms}** |",
+        f"| task | {card.task}, {len(card.classes)} classes, {width}x{height} pixels |",
+        f"| profile | {', '.join(f'`{layer}`' for layer in card.layers)} |",
+        f"| training | {_training(card)} |",
+        f"| command | `{card.command}` |",
+        *(f"| SHA-256 of {file} | `{digest}` |" for file, digest in card.sha256.items()),
+        "",
+    ]
+    if "clean" in scores:
+        lines += [
+            "## Scores, left alone",
+            "",
+            f"{card.metric} in percent, {better} is better. Clean test images: "
+            f"**{scores['clean']:.2f}**"
+            + (f" ({scores['images']:,} images)." if "images" in scores else "."),
+            "",
+        ]
+        lines += [note + "\n" for note in card.notes]
+    for table, title in (("weather", "simulated weather"), ("corruptions", "corruption")):
+        if scores.get(table):
+            lines += _table(title, scores[table])
+    if scores.get("per_class"):
+        lines += ["IoU by class on the clean images: " + _per_class(scores["per_class"]), ""]
+    if card.recipe:
+        lines += ["## Recipe", "", _recipe(card.recipe), ""]
+    lines += ["## Training", "", "![loss and held-out score](curves.svg)", ""]
+    return "\n".join(lines)
+
+
+def _training(card: Card) -> str:
+    minutes = card.history.get("seconds", 0) / 60
+    threads = card.history.get("machine", {}).get("threads", "?")
+    return (
+        f"{card.recipe.get('epochs')} epochs, {minutes:.0f} minutes on a CPU, {threads} "
+        f"thread{'s' if threads != 1 else ''}; commit {card.history.get('commit')}, "
+        f"torch {card.history.get('versions', {}).get('torch')}"
+    )
+
+
+def _table(title: str, rows: Mapping[str, list[float | None]]) -> list[str]:
+    lines = [
+        f"| {title} | " + " | ".join(map(str, SEVERITIES)) + " |",
+        "| --- |" + " ---: |" * len(SEVERITIES),
+    ]
+    columns: Iterable[tuple[float | None, ...]] = zip(*rows.values(), strict=True)
+    means = [sum(c) / len(c) if None not in c else None for c in columns]  # type: ignore[arg-type]
+    for name, values in [*rows.items(), ("mean", means)]:
+        lines.append(f"| {name} | " + " | ".join(map(_figure, values)) + " |")
+    return [*lines, ""]
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _per_class(ious: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {_figure(iou)}" for name, iou in ious.items()) + "."
+
+
+def _recipe(settings: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in settings.items()
+        if name not in ("name", "classes", "task") and value not in ("", None)
+    )
