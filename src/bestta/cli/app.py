@@ -10,6 +10,8 @@ import typer
 
 from bestta._version import __version__
 from bestta.cli.data import app as data
+from bestta.cli.models import app as models
+from bestta.cli.train import train
 
 app = typer.Typer(
     help="Single-image continual test-time adaptation: vision models that survive the weather.",
@@ -19,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data, name="data")
+app.add_typer(models, name="models")
+app.command()(train)
 
 
 def _version(wanted: bool) -> None:

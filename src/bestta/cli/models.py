@@ -1,0 +1,96 @@
+"""``bestta models``: the trained models at hand, their cards, and how far weather throws them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from bestta import models
+from bestta.models.cards import READABLE, SHIPPED, WEIGHTS
+from bestta.training import measure, recipes
+from bestta.training.publish import add_shift
+
+app = typer.Typer(help="List, show and score trained models.", invoke_without_command=True)
+
+Name = Annotated[str, typer.Argument(help="A model that ships, or the folder of one.")]
+
+
+@app.callback()
+def list_(context: typer.Context) -> None:
+    """List the models that come with the library, or run one of the commands."""
+    if context.invoked_subcommand is not None:
+        return
+    rows = [("name", "what", "clean", "worst", "size", "terms")]
+    for name in models.names():
+        card = models.card(name)
+        size = (SHIPPED / name / WEIGHTS).stat().st_size / 1e6
+        clean = f"{card.scores['clean']:.1f} {card.metric}"
+        terms = card.terms.split(":")[0].split(".")[0].split(",")[0]
+        rows.append((name, card.about, clean, _worst(card), f"{size:.1f} MB", terms))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+    typer.echo("\nNext: bestta models show NAME, or in Python: bestta.models.load(NAME)")
+
+
+@app.command()
+def show(name: Name) -> None:
+    """Print a model's card: data, terms, recipe, scores, checksums, command."""
+    models.load(name)  # its weights are what the card says
+    folder = SHIPPED / name if name in models.names() else Path(name)
+    typer.echo((folder / READABLE).read_text(encoding="utf-8"))
+
+
+@app.command()
+def score(
+    name: Name,
+    data: Annotated[Path | None, typer.Option(help="Folder of its data set.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file of the scores; shift.json in its folder if none.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="So many test images, spread over the set.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that render weather.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of PyTorch.")] = 1,
+) -> None:
+    """Score a model left alone: clean, under every corruption and weather, at each severity.
+
+    Each score is written as soon as it is there; stopped, the same command goes on.
+    """
+    torch.set_num_threads(threads)
+    card, model = models.card(name), models.load(name)
+    own = Path(name) if name not in models.names() else None
+    recipe = recipes()[card.recipe["name"]]
+    if recipe.needs_data and data is None:
+        raise ValueError(f"{card.name} is scored on files: name their folder with --data.")
+    images = recipe.splits(data).test
+    if count is not None and count < len(images):
+        images = images[:: len(images) // count][:count]
+    path = out or (own / "shift.json" if own else Path(f"{card.name}-shift.json"))
+    shift = measure(model, card, images, path, workers=workers)
+    if own is not None and out is None and count is None:
+        add_shift(own, shift)
+        typer.echo(f"{own / READABLE} holds the scores now.")
+    for table in ("weather", "corruptions"):
+        for condition, values in getattr(shift, table).items():
+            typer.echo(f"{condition:<20}" + "".join(f"{value:8.1f}" for value in values))
+    typer.echo(f"{'clean':<20}{shift.clean:8.1f}   {card.metric}, %. All of it: {path}")
+
+
+def _worst(card: models.Card) -> str:
+    """The worst score of all conditions at the highest severity, and which it is."""
+    scores = {
+        name: values[-1]
+        for table in ("weather", "corruptions")
+        for name, values in card.scores.get(table, {}).items()
+        if values[-1] is not None
+    }
+    if not scores:
+        return "not measured"
+    choose = min if card.metric == "mIoU" else max
+    name = choose(scores, key=lambda condition: scores[condition])
+    return f"{scores[name]:.1f} ({name})"

@@ -1,0 +1,96 @@
+"""``bestta train``: make a source model, in as many sittings as it takes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from bestta.training import Training, publish, recipes
+from bestta.training.loop import CHECKPOINT
+from bestta.training.publish import published
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="cityscapes, cifar10 or streets.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where it goes; runs/<recipe> if none.")] = None,
+    init: Annotated[
+        Path | None, typer.Option(help="cityscapes: file of the encoder's ImageNet weights.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Other than the recipe's.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 or fp32.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Other than the recipe's.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of PyTorch; all cores if none.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so long; the same command goes on.")
+    ] = None,
+    checkpoint_minutes: Annotated[float, typer.Option(min=0, help="Between checkpoints.")] = 3.0,
+    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
+) -> None:
+    """Train a source model; killed or stopped, the same command goes on where it was.
+
+    Ends with weights, a source profile, a model card and the curves in one folder, which
+    `bestta.models.load(folder)` takes.
+    """
+    known = recipes()
+    if recipe not in known:
+        raise ValueError(f"no recipe is called {recipe!r}. There are: {', '.join(known)}.")
+    given: dict[str, Any] = {
+        "epochs": epochs, "batch": batch, "lr": lr, "precision": precision, "seed": seed,
+    }  # fmt: skip
+    chosen = replace(known[recipe], **{k: v for k, v in given.items() if v is not None})
+    folder = out or Path("runs") / recipe
+    torch.set_num_threads(threads or os.cpu_count() or 1)
+    resumed = (folder / CHECKPOINT).exists()
+    training = Training(chosen, folder, data=data, init=init, device=device)
+    if training.done and published(folder):
+        typer.echo(f"{folder} is finished. Train into another folder, or remove this one first.")
+        return
+    typer.echo(
+        f"{chosen.about}\n"
+        f"{len(training.splits.train):,} training images, {len(training.splits.held_out):,} held "
+        f"out; {training.steps:,} steps of {chosen.batch} images, {chosen.epochs} epochs, "
+        f"{chosen.precision}, {torch.get_num_threads()} threads.\n"
+        + (f"Going on after step {training.step:,}. " if resumed else "")
+        + f"Checkpoint: {folder / CHECKPOINT}"
+    )
+    training.run(
+        seconds=None if minutes is None else 60 * minutes,
+        checkpoint_every=60 * checkpoint_minutes,
+    )
+    if not training.done:
+        typer.echo(
+            f"{'Stopped' if training.interrupted else 'Time is up'} after step {training.step:,} "
+            f"of {training.steps:,}. The same command goes on from there."
+        )
+        raise typer.Exit(130 if training.interrupted else 0)
+    card = publish(training, command=_command())
+    typer.echo(
+        f"{card.metric} on the test images: {card.scores['clean']:.2f} %\n"
+        f"In {folder}: weights, profile, card.md to read, curves.svg to look at.\n"
+        f"Next: bestta models score {folder}" + (f" --data {data}" if data else "")
+    )
+
+
+def _command() -> str:
+    """What was typed, without the paths of this machine."""
+    words, named = ["bestta"], {"--data": "PATH", "--init": "PATH"}
+    for word in sys.argv[1:]:
+        option, equals, _ = word.partition("=")
+        if words[-1] in named:
+            word = named[words[-1]]
+        elif equals and option in named:
+            word = f"{option}={named[option]}"
+        words.append(word)
+    return shlex.join(words)
