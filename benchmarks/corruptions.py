@@ -23,7 +23,6 @@ import math
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -41,6 +40,7 @@ from bestta.data.corruptions import CORRUPTIONS, EXTRA, Corruption
 from bestta.data.samples import Pixels, read_image
 from bestta.data.seeds import generator
 from bestta.progress import Progress
+from bestta.provenance import commit
 
 WIDTH, HEIGHT = 512, 256
 NAMES = (*CORRUPTIONS, *EXTRA)
@@ -227,18 +227,6 @@ def version_of(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def commit() -> str:
-    """The commit of the repository this file lies in, wherever it is run from."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).resolve().parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or "unknown"
 
 
 def show(record: dict[str, Any]) -> None:

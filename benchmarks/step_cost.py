@@ -29,6 +29,7 @@ from torch import Tensor, nn
 import bestta
 from bestta.models import DeepLabV3Plus
 from bestta.progress import Progress
+from bestta.provenance import commit
 
 Step = Callable[[Tensor], Tensor]
 
@@ -111,13 +112,6 @@ def memory_in_own_process(name: str, arguments: argparse.Namespace) -> int | Non
     command += ["--memory-of", name]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return int(done.stdout)
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
 
 
 def main() -> None:
