@@ -48,6 +48,6 @@ def run() -> None:
         warnings.showwarning = lambda message, *_: typer.echo(f"warning: {message}", err=True)
         try:
             app()
-        except (ValueError, TypeError, IndexError, OSError, MemoryError) as error:
+        except (ValueError, TypeError, IndexError, ArithmeticError, OSError, MemoryError) as error:
             typer.echo(f"error: {error}", err=True)
             sys.exit(1)

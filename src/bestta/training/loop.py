@@ -268,7 +268,7 @@ class Training:
         about = {
             "kind": KIND,
             "recipe": self.recipe.name,
-            "settings": self.recipe.settings(),
+            "settings": self._settings(),
             "step": self.step,
             "origin": self.origin,
             "history": asdict(self.history),
@@ -276,17 +276,21 @@ class Training:
         save_tensors(path, tensors, about)
         return path
 
+    def _settings(self) -> dict[str, Any]:
+        """What a checkpoint must share with the run that goes on from it."""
+        return {**self.recipe.settings(), "training images": len(self.splits.train)}
+
     def _load(self, path: Path) -> None:
         tensors, about = load_tensors(path, KIND)
-        mine = self.recipe.settings()
-        differing = sorted(
-            name
-            for name in mine.keys() | about["settings"].keys()
-            if mine.get(name) != about["settings"].get(name)
-        )
+        now, then = self._settings(), about["settings"]
+        differing = [
+            f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
+            for name in sorted(now.keys() | then.keys())
+            if now.get(name) != then.get(name)
+        ]
         if differing:
             raise ValueError(
-                f"{path} was begun with other settings: {', '.join(differing)} differ. "
+                f"{path} was begun with other settings: {'; '.join(differing)}. "
                 "Go on with those, or train into another folder."
             )
         state = {

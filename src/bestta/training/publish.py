@@ -64,7 +64,7 @@ def publish(training: Training, *, command: str, show: bool = True) -> Card:
         recipe=recipe.settings(),
         metric="mIoU" if recipe.task == "segmentation" else "error",
         notes=recipe.notes,
-        history={**asdict(training.history), "origin": training.origin, **provenance()},
+        history={**_history(training), "origin": training.origin, **provenance()},
         sha256={WEIGHTS: sha256(folder / WEIGHTS)},
     )
     _write(card, folder)
@@ -96,6 +96,12 @@ def publish(training: Training, *, command: str, show: bool = True) -> Card:
     card = replace(card, scores=clean, sha256=files)
     _write(card, folder)
     return card
+
+
+def _history(training: Training) -> dict[str, Any]:
+    history = asdict(training.history)
+    del history["recent"]
+    return history
 
 
 def published(folder: Path) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 
 from bestta.data import Cifar10, Cityscapes, ImageSet, Streets
+from bestta.data.classes import CLASSES
 from bestta.data.samples import Sample, Selection, Size
 from bestta.data.seeds import generator
 from bestta.data.tensors import CIFAR10, IMAGENET, Normalisation
@@ -196,7 +197,7 @@ CITYSCAPES = Recipe(
     network="DeepLabV3Plus",
     arguments={"encoder": "efficientnet_lite0", "classes": 19, "output_stride": 16},
     task="segmentation",
-    classes=Cityscapes.classes,
+    classes=CLASSES,
     splits=_cityscapes,
     data="Cityscapes (Cordts et al., 2016), fine annotations, split train at 512x256 less every "
     "40th image, held out; encoder from EfficientNet-Lite0's ImageNet weights (Apache-2.0)",
