@@ -63,11 +63,8 @@ class MeanIoU(Metric):
         """Count pixels by the classes predicted for them, both (B, H, W)."""
         counted = labels != IGNORED
         truth, predicted = labels[counted].long(), predicted[counted].long()
-        if truth.numel() and int(truth.max()) >= self.classes:
-            raise ValueError(
-                f"a label says class {int(truth.max())}; there are {self.classes} classes, "
-                f"0 to {self.classes - 1}, and {IGNORED} for ignored."
-            )
+        _check_ids(truth, self.classes, "label")
+        _check_ids(predicted, self.classes, "prediction")
         pairs = torch.bincount(truth * self.classes + predicted, minlength=self.classes**2)
         self.counts += pairs.view(self.classes, self.classes).to(self.counts.device)
 
@@ -107,8 +104,11 @@ class Errors(Metric):
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch of images: logits (B, K), labels (B,)."""
+        if logits.ndim != 2:
+            raise ValueError(f"an error is counted of logits (B, K); got {tuple(logits.shape)}.")
         _check(logits, labels, logits.shape[1])
         counted = labels != IGNORED
+        _check_ids(labels[counted], logits.shape[1], "label")
         wrong = (logits.argmax(1) != labels) & counted
         self.counts += torch.stack([wrong.sum(), counted.sum()]).to(self.counts.device)
 
@@ -128,6 +128,17 @@ def metric_for(logits_or_task: Tensor | str, classes: int) -> Metric:
     if task == "segmentation":
         return MeanIoU(classes)
     raise ValueError(f"no metric for {task!r}; tasks: classification, segmentation.")
+
+
+def _check_ids(ids: Tensor, classes: int, what: str) -> None:
+    if not ids.numel():
+        return
+    for extreme in (int(ids.min()), int(ids.max())):
+        if not 0 <= extreme < classes:
+            raise ValueError(
+                f"a {what} says class {extreme}; there are {classes} classes, "
+                f"0 to {classes - 1}, and {IGNORED} for ignored."
+            )
 
 
 def _check(logits: Tensor, labels: Tensor, classes: int) -> None:

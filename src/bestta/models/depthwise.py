@@ -39,7 +39,8 @@ def depthwise_conv2d(
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if not wanted or x.device.type != "cpu":
         return F.conv2d(x, weight, None, stride, padding, dilation, groups=x.shape[1])
-    if torch.is_autocast_enabled("cpu"):  # what autocast does to F.conv2d
+    if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
+        # What autocast does to F.conv2d.
         dtype = torch.get_autocast_dtype("cpu")
         x, weight = x.to(dtype), weight.to(dtype)
     out: Tensor = _Depthwise.apply(x, weight, stride, padding, dilation)  # type: ignore[no-untyped-call]
@@ -47,12 +48,13 @@ def depthwise_conv2d(
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """``nn.Conv2d`` with one filter per channel and no bias, computed by `depthwise_conv2d`."""
+    """``nn.Conv2d`` with one filter per channel, computed by `depthwise_conv2d`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H', W')."""
         stride, dilation = self.stride[0], self.dilation[0]
-        return depthwise_conv2d(x, self.weight, stride, int(self.padding[0]), dilation)
+        out = depthwise_conv2d(x, self.weight, stride, int(self.padding[0]), dilation)
+        return out if self.bias is None else out + self.bias.view(-1, 1, 1)
 
 
 class _Depthwise(torch.autograd.Function):
@@ -66,14 +68,14 @@ class _Depthwise(torch.autograd.Function):
         return F.conv2d(x, weight, None, stride, padding, dilation, groups=x.shape[1])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         to_x = to_weight = None
-        if ctx.needs_input_grad[0]:
-            to_x = gradient_to_input(gradient, weight, ctx.size, *ctx.geometry)
-        if ctx.needs_input_grad[1]:
-            to_weight = gradient_to_weight(gradient, x, weight, *ctx.geometry)
+        with torch.autocast("cpu", enabled=False):  # precision was settled in the forward pass
+            if ctx.needs_input_grad[0]:
+                to_x = gradient_to_input(gradient, weight, ctx.size, *ctx.geometry)
+            if ctx.needs_input_grad[1]:
+                to_weight = gradient_to_weight(gradient, x, weight, *ctx.geometry)
         return to_x, to_weight, None, None, None
 
 
@@ -98,8 +100,11 @@ def gradient_to_input(
         ).zero_()
         spread[:, :, ::stride, ::stride] = gradient
         gradient = spread
+    margin = reach - padding
+    if margin < 0:  # windows that lay wholly in the padding
+        gradient, margin = F.pad(gradient, (margin,) * 4), 0
     turned = weight.flip(2, 3)
-    return F.conv2d(gradient, turned, None, 1, reach - padding, dilation, groups=weight.shape[0])
+    return F.conv2d(gradient, turned, None, 1, margin, dilation, groups=weight.shape[0])
 
 
 def gradient_to_weight(

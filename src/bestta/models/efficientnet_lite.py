@@ -82,7 +82,7 @@ class SameConv2d(nn.Conv2d):
         if (top, left) != (bottom, right):  # never at stride 1, so most maps need no copy
             x = F.pad(x, (left, right, top, bottom))
             top = left = 0
-        if self.groups == self.in_channels and top == left:
+        if self.groups == self.in_channels == self.out_channels and top == left:
             return depthwise_conv2d(x, self.weight, stride, top, dilation)
         return F.conv2d(x, self.weight, None, self.stride, (top, left), self.dilation, self.groups)
 

@@ -58,8 +58,7 @@ class Augment:
             image, ids = image[:, ::-1], ids[:, ::-1]
         if self.jitter:
             image = _jittered(image, dice.uniform(1 - self.jitter, 1 + self.jitter, 3))
-        image = np.ascontiguousarray(image)
-        return image, np.ascontiguousarray(ids) if labelled else label
+        return image.copy(), ids.copy() if labelled else label
 
     def _cropped(
         self, image: Pixels, ids: Pixels, dice: np.random.Generator
