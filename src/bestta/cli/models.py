@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ def list_(context: typer.Context) -> None:
         card = models.card(name)
         size = (SHIPPED / name / WEIGHTS).stat().st_size / 1e6
         clean = f"{card.scores['clean']:.1f} {card.metric}"
-        terms = card.terms.split(":")[0].split(".")[0].split(",")[0]
+        terms = re.split(r"[:,]|\. ", card.terms)[0]
         rows.append((name, card.about, clean, _worst(card), f"{size:.1f} MB", terms))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -64,13 +65,19 @@ def score(
     torch.set_num_threads(threads)
     card, model = models.card(name), models.load(name)
     own = Path(name) if name not in models.names() else None
-    recipe = recipes()[card.recipe["name"]]
+    recipe = recipes().get(str(card.recipe.get("name")))
+    if recipe is None:
+        raise ValueError(
+            f"the card of {card.name!r} names no recipe of this version of bestta, so its test "
+            f"images are not known. Recipes: {', '.join(recipes())}."
+        )
     if recipe.needs_data and data is None:
         raise ValueError(f"{card.name} is scored on files: name their folder with --data.")
     images = recipe.splits(data).test
     if count is not None and count < len(images):
         images = images[:: len(images) // count][:count]
-    path = out or (own / "shift.json" if own else Path(f"{card.name}-shift.json"))
+    some = "" if count is None else f"-{len(images)}"
+    path = out or (own / f"shift{some}.json" if own else Path(f"{card.name}-shift{some}.json"))
     shift = measure(model, card, images, path, workers=workers)
     if own is not None and out is None and count is None:
         add_shift(own, shift)

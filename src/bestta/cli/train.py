@@ -61,7 +61,7 @@ def train(
         f"{chosen.about}\n"
         f"{len(training.splits.train):,} training images, {len(training.splits.held_out):,} held "
         f"out; {training.steps:,} steps of {chosen.batch} images, {chosen.epochs} epochs, "
-        f"{chosen.precision}, {torch.get_num_threads()} threads.\n"
+        f"{chosen.precision}, threads: {torch.get_num_threads()}.\n"
         + (f"Going on after step {training.step:,}. " if resumed else "")
         + f"Checkpoint: {folder / CHECKPOINT}"
     )
@@ -85,12 +85,16 @@ def train(
 
 def _command() -> str:
     """What was typed, without the paths of this machine."""
-    words, named = ["bestta"], {"--data": "PATH", "--init": "PATH"}
+    words = ["bestta"]
     for word in sys.argv[1:]:
-        option, equals, _ = word.partition("=")
-        if words[-1] in named:
-            word = named[words[-1]]
-        elif equals and option in named:
-            word = f"{option}={named[option]}"
+        option, equals, value = word.partition("=")
+        if words[-1] in _PATHS or Path(word).is_absolute():
+            word = "PATH"
+        elif option in _PATHS or (equals and Path(value).is_absolute()):
+            word = f"{option}=PATH" if equals else option
         words.append(word)
     return shlex.join(words)
+
+
+_PATHS = ("--data", "--init")
+"""Options whose values say where things are on one machine."""

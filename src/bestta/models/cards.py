@@ -88,18 +88,19 @@ class Card:
             values = json.loads(path.read_text(encoding="utf-8"))
             known = {entry.name for entry in fields(cls)}
             card = cls(**{name: value for name, value in values.items() if name in known})
+            mean, deviation = card.normalise
+            width, height = card.size
+            tuples = {
+                "classes": tuple(card.classes),
+                "normalise": (tuple(mean), tuple(deviation)),
+                "size": (width, height),
+                "layers": tuple(card.layers),
+                "notes": tuple(card.notes),
+                "sha256": dict(card.sha256),
+            }
+            return cls(**{**vars(card), **tuples})
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no card of a trained model ({error}).") from error
-        mean, deviation = card.normalise
-        width, height = card.size
-        tuples = {
-            "classes": tuple(card.classes),
-            "normalise": (tuple(mean), tuple(deviation)),
-            "size": (width, height),
-            "layers": tuple(card.layers),
-            "notes": tuple(card.notes),
-        }
-        return cls(**{**vars(card), **tuples})
 
     def write(self, folder: Path, readable: str) -> None:
         """Write the card into ``folder``, and ``readable`` beside it."""
@@ -114,7 +115,12 @@ class Card:
                 f"the card of {self.name!r} names the network {self.network!r}; "
                 f"this version of bestta has {', '.join(NETWORKS)}."
             )
-        return NETWORKS[self.network](**self.arguments)
+        try:
+            return NETWORKS[self.network](**self.arguments)
+        except TypeError as error:
+            raise ValueError(
+                f"the card of {self.name!r} ({CARD}) does not describe a {self.network}: {error}."
+            ) from error
 
 
 def names() -> list[str]:
@@ -193,15 +199,14 @@ def sha256(path: Path) -> str:
 
 
 def _folder(name: str | os.PathLike[str]) -> Path:
-    known = names()
+    known, name = names(), os.fspath(name)
     if name in known:
-        return SHIPPED / str(name)
-    path = Path(name)
-    if path.is_dir():
-        return path
-    near = difflib.get_close_matches(str(name), known, n=1)
+        return SHIPPED / name
+    if Path(name).is_dir():
+        return Path(name)
+    near = difflib.get_close_matches(name, known, n=1)
     raise ValueError(
-        f"no model is called {os.fspath(name)!r}."
+        f"no model is called {name!r}."
         + (f" Did you mean {near[0]!r}?" if near else "")
         + f" There are: {', '.join(known) or 'none'}; or name the folder of one."
     )

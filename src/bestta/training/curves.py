@@ -22,8 +22,8 @@ def curves(card: Card) -> str:
     epochs = card.recipe.get("epochs", 1)
     last = max((step for step, _ in (*losses, *scores)), default=1)
     per_epoch = last / epochs if epochs else 1
-    loss = [(step / per_epoch, value) for step, value in losses]
-    held_out = [(step / per_epoch, value) for step, value in scores]
+    loss = [(step / per_epoch, value) for step, value in losses if math.isfinite(value)]
+    held_out = [(step / per_epoch, value) for step, value in scores if math.isfinite(value)]
     inside_width, inside_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
@@ -62,8 +62,7 @@ def curves(card: Card) -> str:
 
 def _ticks(values: Sequence[float]) -> list[float]:
     """Round numbers, four to eight of them, that enclose ``values``."""
-    finite = [value for value in values if math.isfinite(value)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if low == high:
         high = low + 1
     unit = 10 ** math.floor(math.log10(high - low))

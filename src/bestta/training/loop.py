@@ -353,8 +353,9 @@ def learning_rate(progress: float, warmup: float) -> float:
 def class_weights(images: ImageSet, classes: int, power: float) -> Tensor:
     """What each class counts in the loss, (K,): ``share ** -power``, 1 on average over pixels."""
     counts = np.zeros(256, np.int64)
-    for index in range(0, len(images), max(1, len(images) // _BALANCE_SAMPLE)):
-        counts += np.bincount(np.asarray(images[index].label).ravel(), minlength=256)
+    for sample in images[:: max(1, len(images) // _BALANCE_SAMPLE)]:
+        if sample.label is not None:
+            counts += np.bincount(np.asarray(sample.label).ravel(), minlength=256)
     shares = np.maximum(counts[:classes] / counts[:classes].sum(), _RAREST)
     weights = shares**-power
     return torch.from_numpy(weights / (shares * weights).sum()).float()

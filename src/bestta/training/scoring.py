@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
@@ -53,12 +54,16 @@ def score(
     model.eval()
     try:
         metric: Metric = metric_for(what.task, len(what.classes))
+        scored = 0
         for batch in batched(samples, _BATCH[what.task]):
             inputs = normalised(np.stack([sample.image for sample in batch]), what.normalise)
             labels = np.stack([np.asarray(sample.label) for sample in batch])
             metric.add(model(inputs.to(device)).cpu(), torch.from_numpy(labels))
+            scored += len(batch)
             if progress is not None:
                 progress.advance(len(batch))
+        if not scored:
+            raise ValueError("nothing to score: no image that can be read and has a label.")
     finally:
         model.train(was_training)
     return metric
@@ -74,13 +79,13 @@ def normalised(images: Pixels, normalise: Normalisation) -> Tensor:
 def batched(samples: Iterable[Labelled], size: int) -> Iterator[list[Labelled]]:
     """Samples in lists of ``size`` at most, each of images of one size.
 
-    Raises:
-        ValueError: For a sample without a label.
+    A sample without a label is left out, with a warning that names it.
     """
     batch: list[Labelled] = []
     for sample in samples:
         if sample.label is None:
-            raise ValueError(f"{sample.name} has no label to be scored against.")
+            warnings.warn(f"skipped {sample.name}: no label to score it by", stacklevel=2)
+            continue
         if batch and (len(batch) == size or batch[0].image.shape != sample.image.shape):
             yield batch
             batch = []
