@@ -2,6 +2,7 @@
 
 import doctest
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bestta.models import DeepLabV3Plus, EfficientNetLite0, ResNet50, WideResNet, deeplabv3plus
+from bestta.models import (
+    DeepLabV3Plus,
+    EfficientNetLite0,
+    ResNet50,
+    SmallResNet,
+    WideResNet,
+    deeplabv3plus,
+)
 from bestta.models.efficientnet_lite import SameConv2d, same_padding
 from bestta.models.wide_resnet import PreActivationBlock
 
@@ -287,6 +295,73 @@ def test_both_encoders_offer_four_stages_under_the_same_names(encoder, channels)
     assert seen == {
         stage: (1, channels[stage - 1], sides[stage], sides[stage]) for stage in (1, 2, 3, 4)
     }
+
+
+@pytest.mark.parametrize("output_stride", [4, 8, 16])
+@pytest.mark.parametrize("size", [(32, 64), (33, 50)])
+def test_the_small_encoder_sees_every_stage_an_octave_finer(output_stride, size):
+    model = on_meta(SmallResNet, output_stride).eval()
+    features = model(torch.empty(2, 3, *size, device="meta"))
+    assert features.low.shape == (2, 32, *(math.ceil(side / 2) for side in size))
+    assert features.high.shape == (2, 160, *(math.ceil(side / output_stride) for side in size))
+
+
+def test_the_small_deeplab_has_the_parameters_of_a_hand_count_and_is_under_a_quarter_of_lite0s():
+    widths = (24, 32, 64, 128, 160)
+    encoder = 27 * 24 + 2 * 24  # the stem; then per block two 3x3, a 1x1 and three batch norms
+    for a, b in pairwise(widths):
+        encoder += 9 * a * b + 9 * b * b + a * b + 3 * 2 * b
+    width, low, high = 96, 24, 160
+    norm = 2 * width
+    pyramid = high * width + norm + 3 * (9 * high + high * width + norm)
+    pyramid += high * width + width + 5 * width * width + norm
+    decoder = 32 * low + 2 * low + 9 * (width + low) + (width + low) * width + norm
+    decoder += 9 * width + width * width + norm + 19 * width + 19
+    model = on_meta(DeepLabV3Plus, "small", 19, 8)
+    assert parameter_count(model) == encoder + pyramid + decoder
+    assert (
+        parameter_count(model) < parameter_count(on_meta(DeepLabV3Plus, "efficientnet_lite0")) / 4
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("output_stride", [4, 8])
+def test_the_dilated_small_encoder_computes_the_strided_features_on_a_denser_grid(output_stride):
+    torch.manual_seed(0)
+    strided = SmallResNet(16).eval()
+    dilated = SmallResNet(output_stride).eval()
+    dilated.load_state_dict(strided.state_dict())
+    x = images(64, 96)
+    step = 16 // output_stride
+    expected = strided(x).high
+    torch.testing.assert_close(
+        dilated(x).high[:, :, ::step, ::step],
+        expected,
+        rtol=1e-3,
+        atol=1e-4 * float(expected.std()),
+    )
+
+
+def test_a_basic_block_computes_what_a_literal_transcription_computes():
+    torch.manual_seed(0)
+    block = SmallResNet(8).layer2.eval()
+    state, x = block.state_dict(), torch.randn(2, 32, 9, 12)
+    y = norm(state, "bn1", F.conv2d(x, state["conv1.weight"], stride=2, padding=1)).relu()
+    y = norm(state, "bn2", F.conv2d(y, state["conv2.weight"], padding=1))
+    shortcut = F.conv2d(x, state["downsample.0.weight"], stride=2)
+    shortcut = norm(state, "downsample.1", shortcut)
+    torch.testing.assert_close(block(x), (y + shortcut).relu())
+
+
+def test_the_small_pyramid_looks_a_third_as_far_as_the_large_ones():
+    for output_stride, rates in ((4, (8, 16, 24)), (8, (4, 8, 12)), (16, (2, 4, 6))):
+        model = on_meta(DeepLabV3Plus, "small", 19, output_stride)
+        assert [branch[0].dilation[0] for branch in model.aspp.branches[1:]] == list(rates)
+
+
+def test_the_small_encoder_refuses_other_output_strides():
+    with pytest.raises(ValueError, match=r"output_stride 32 .*4, 8 or 16"):
+        DeepLabV3Plus("small", output_stride=32)
 
 
 # Values

@@ -109,3 +109,14 @@ def test_an_error_inside_passes_through(clock):
 )
 def test_a_span_is_said_in_seconds_minutes_or_hours(seconds, said):
     assert span(seconds) == said
+
+
+def test_a_line_that_stays_clears_the_one_that_is_rewritten(clock, capsys):
+    progress = Progress("steps", 10, show=True)
+    progress.terminal = True
+    progress.say("epoch 1")
+    assert capsys.readouterr().err == "\r\x1b[Kepoch 1\n"
+    progress.terminal = False
+    progress.say("epoch 2")
+    Progress("steps", 10, show=False).say("epoch 3")
+    assert capsys.readouterr().err == "epoch 2\n"

@@ -39,6 +39,12 @@ class Progress:
             self.shown = now
             self._print(now - self.started)
 
+    def say(self, text: str) -> None:
+        """Put a line that stays above the one that is rewritten."""
+        if self.show:
+            clear = "\r\x1b[K" if self.terminal else ""
+            print(f"{clear}{text}", file=sys.stderr, flush=True)
+
     def _print(self, seconds: float) -> None:
         rate = (self.done - self.done_before) / seconds
         text = f"{self.what}: {self.done}"

@@ -6,7 +6,6 @@ import hashlib
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from bestta.data.samples import IGNORED, ImageSet, Sample, UnreadableImage
 from bestta.data.seeds import generator
 from bestta.files import load_tensors, save_tensors
-from bestta.progress import Progress
+from bestta.progress import Progress, span
 from bestta.training.recipes import Recipe, Splits
 from bestta.training.scoring import normalised, score
 
@@ -136,9 +135,9 @@ class Training:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         started = saved = time.monotonic()
-        name = f"{self.recipe.name}: steps"
+        name = self.recipe.name
         with (
-            Progress(name, self.steps, show=show, done=self.step) as progress,
+            Progress(f"{name}: steps", self.steps, show=show, done=self.step) as progress,
             _stop_requests() as requests,
             closing(self._batches()) as batches,
         ):
@@ -146,9 +145,11 @@ class Training:
                 before = time.monotonic()
                 self._note(self._learn(images, labels))
                 self.step += 1
+                if self.history.losses:
+                    progress.what = f"{name}: loss {self.history.losses[-1][1]:.3f}, steps"
                 self.history.seconds += time.monotonic() - before
                 if self.step % self.steps_per_epoch == 0:
-                    self._watch(show)
+                    progress.say(self._watch())
                 now = time.monotonic()
                 stop = bool(requests) or (seconds is not None and now - started >= seconds)
                 if stop or self.done or now - saved >= checkpoint_every:
@@ -241,18 +242,16 @@ class Training:
         self.optimiser.step()
         return value
 
-    def _watch(self, show: bool) -> None:
+    def _watch(self) -> str:
+        """Score the held-out images; a line that tells how they fared."""
         metric = score(self.model, self.splits.held_out, self.recipe, device=self.device)
         self.history.scores.append((self.step, metric.score()))
-        if show:
-            loss = self.history.losses[-1][1] if self.history.losses else math.nan
-            print(
-                f"epoch {self.epoch:.0f} of {self.recipe.epochs}: loss {loss:.3f}, "
-                f"{metric.name} on held-out images {metric.score():.2f} %, "
-                f"{self.history.seconds / 60:.0f} min of training",
-                file=sys.stderr,
-                flush=True,
-            )
+        loss = self.history.losses[-1][1] if self.history.losses else math.nan
+        return (
+            f"epoch {self.epoch:.0f} of {self.recipe.epochs}: loss {loss:.3f}, "
+            f"{metric.name} on held-out images {metric.score():.2f} %, "
+            f"{span(self.history.seconds)} of training"
+        )
 
     def save(self) -> Path:
         """Write the checkpoint, whole or not at all."""
