@@ -236,7 +236,7 @@ def shipped(folder, monkeypatch, tmp_path):
     for name in ("first", "second"):
         shutil.copytree(folder, place / name)
     scores = {"gaussian_noise": [1.0, 2.0, 3.0, 4.0, 40.0], "contrast": [9.0, 80.0, 7.0, 6.0, 50.0]}
-    add_shift(place / "second", Shift("error", 9, 12.0, scores, {}))
+    add_shift(place / "second", Shift("error", 9, "bf16", 12.0, scores, {}))
     monkeypatch.setattr(cards, "SHIPPED", place)
     monkeypatch.setattr(cli_models, "SHIPPED", place)
     return place

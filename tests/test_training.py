@@ -1089,3 +1089,20 @@ def test_a_set_of_broken_images_cannot_be_measured(few):
     images = Colours(2, broken={0, 1})
     with pytest.warns(UserWarning, match="skipped"), pytest.raises(ValueError, match="no image"):
         measure(model, card(), images, show=False)
+
+
+def test_scores_in_bf16_are_nearly_those_in_fp32_and_computed_in_bf16(classifier):
+    seen = []
+    hook = classifier.register_forward_hook(lambda *args: seen.append(args[2].dtype))
+    metric = score(classifier, Colours(40), card(), precision="bf16")
+    hook.remove()
+    assert set(seen) == {torch.bfloat16}
+    # An image at the border between two classes may fall to the other side; few lie there.
+    assert abs(metric.score() - score(classifier, Colours(40), card()).score()) <= 5
+
+
+def test_measurements_of_two_precisions_do_not_mix(classifier, few, tmp_path):
+    path = tmp_path / "shift.json"
+    measure(classifier, card(), Colours(3), path, show=False, precision="bf16")
+    with pytest.raises(ValueError, match="precision differ"):
+        measure(classifier, card(), Colours(3), path, show=False)

@@ -119,6 +119,7 @@ def add_shift(folder: Path, shift: Shift) -> Card:
         **card.scores,
         "clean": shift.clean,
         "images": shift.images,
+        "precision": shift.precision,
         "corruptions": shift.corruptions,
         "weather": shift.weather,
     }
@@ -172,7 +173,11 @@ def readable(card: Card) -> str:
             "",
             f"{card.metric} in percent, {better} is better. Clean test images: "
             f"**{scores['clean']:.2f}**"
-            + (f" ({scores['images']:,} images)." if "images" in scores else "."),
+            + (
+                f" ({scores['images']:,} images, computed in {scores['precision']})."
+                if "images" in scores
+                else "."
+            ),
             "",
         ]
         lines += [note + "\n" for note in card.notes]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from torch import nn
@@ -20,6 +20,7 @@ from bestta.data.tensors import CIFAR10, IMAGENET, Normalisation
 from bestta.models import load_weights
 from bestta.models.cards import NETWORKS
 from bestta.training.augment import Augment
+from bestta.training.scoring import Precision
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Recipe:
     """Each class counts ``share ** -class_balance`` in the loss: above 0 favours rare classes."""
     loss_stride: int = 1
     """The loss is taken at every so many-th pixel of both axes, from a start that is drawn."""
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Precision = "bf16"
     """``"bf16"`` computes with bfloat16 where that is safe, ``"fp32"`` with single precision."""
     seed: int = 0
     layers: tuple[str, ...]
@@ -90,7 +91,7 @@ class Recipe:
         for name in ("epochs", "batch", "loss_stride"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more; got {getattr(self, name)}.")
-        if self.precision not in get_args(Literal["bf16", "fp32"]):
+        if self.precision not in get_args(Precision):
             raise ValueError(f"precision is 'bf16' or 'fp32'; got {self.precision!r}.")
         if not 0 <= self.warmup < 1 or self.lr <= 0:
             raise ValueError(

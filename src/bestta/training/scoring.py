@@ -1,10 +1,10 @@
-"""Score a network over samples, batch by batch, as it is used: eval mode, single precision."""
+"""Score a network over samples, batch by batch, as it is used: in eval mode."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from bestta.data.tensors import Normalisation
 from bestta.metrics import Metric, metric_for
 from bestta.progress import Progress
 from bestta.protocols import Frame
+
+Precision = Literal["bf16", "fp32"]
 
 _BATCH = {"classification": 100, "segmentation": 4}
 
@@ -38,6 +40,7 @@ def score(
     samples: Iterable[Sample] | Iterable[Frame],
     what: Scored,
     *,
+    precision: Precision = "fp32",
     device: torch.device | None = None,
     progress: Progress | None = None,
 ) -> Metric:
@@ -47,6 +50,7 @@ def score(
         model: Takes images as ``what`` normalises them.
         samples: Anything with ``image`` and ``label``.
         what: Task, classes and normalisation.
+        precision: ``"fp32"``, or ``"bf16"`` where that is safe: two to three times as fast.
         device: Where the model is.
         progress: Advanced by each sample.
     """
@@ -58,7 +62,10 @@ def score(
         for batch in batched(samples, _BATCH[what.task]):
             inputs = normalised(np.stack([sample.image for sample in batch]), what.normalise)
             labels = np.stack([np.asarray(sample.label) for sample in batch])
-            metric.add(model(inputs.to(device)).cpu(), torch.from_numpy(labels))
+            inputs = inputs.to(device)
+            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bf16"):
+                logits = model(inputs)
+            metric.add(logits.float().cpu(), torch.from_numpy(labels))
             scored += len(batch)
             if progress is not None:
                 progress.advance(len(batch))

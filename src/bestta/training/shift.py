@@ -20,7 +20,7 @@ from bestta.models import Card
 from bestta.progress import Progress
 from bestta.protocols import Domain
 from bestta.provenance import provenance
-from bestta.training.scoring import score
+from bestta.training.scoring import Precision, score
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -35,6 +35,7 @@ class Shift:
 
     metric: str
     images: int
+    precision: Precision = "fp32"
     clean: float | None = None
     corruptions: dict[str, list[float | None]] = field(default_factory=dict)
     weather: dict[str, list[float | None]] = field(default_factory=dict)
@@ -61,6 +62,7 @@ def measure(
     *,
     weather: bool | None = None,
     seed: int = 0,
+    precision: Precision = "fp32",
     workers: int = 0,
     show: bool = True,
 ) -> Shift:
@@ -74,6 +76,7 @@ def measure(
             some of them in it measures the others.
         weather: Whether to simulate weather too; by default for segmentation.
         seed: What corruptions and weather draw from.
+        precision: What the model computes in.
         workers: Processes that render them.
         show: Whether to show progress.
     """
@@ -83,12 +86,13 @@ def measure(
         "corruptions": dict.fromkeys(CORRUPTIONS),
         "weather": dict.fromkeys(CONDITIONS if weather else ()),
     }
-    shift = Shift(card.metric, len(images))
+    shift = Shift(card.metric, len(images), precision)
     identity = {
         "model": card.name,
         "weights": card.sha256.get("weights.safetensors", ""),
         "images": len(images),
         "seed": seed,
+        "precision": precision,
     }
     if path is not None and path.exists():
         shift = _resumed(path, identity)
@@ -101,7 +105,7 @@ def measure(
     total = (len(todo) + (shift.clean is None)) * len(images)
     with Progress(f"{card.name}: images", total, show=show) as progress:
         if shift.clean is None:
-            metric = score(model, images, card, progress=progress)
+            metric = score(model, images, card, precision=precision, progress=progress)
             shift.clean = metric.score()
             if isinstance(metric, MeanIoU):
                 shift.per_class = dict(zip(card.classes, metric.per_class(), strict=True))
@@ -112,7 +116,7 @@ def measure(
             stream = protocols.continual(domains, rounds=1, seed=seed)
             blocks = groupby(stream.frames(workers=workers), lambda frame: frame.block)
             for (table, name, severity), (_, frames) in zip(todo, blocks, strict=True):
-                metric = score(model, frames, card, progress=progress)
+                metric = score(model, frames, card, precision=precision, progress=progress)
                 getattr(shift, table)[name][severity - 1] = metric.score()
                 _write(path, shift)
     return shift
