@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from bestta import SourceProfile
+from bestta.cli import main
 from nets import Classifier, Segmenter, randomise, stream
 
 # A loaded machine is slow, not wrong: no example has a deadline. A run in CI judges the change and
@@ -42,3 +45,23 @@ def profile(segmenter) -> SourceProfile:
     return SourceProfile.collect(
         segmenter, stream(8, seed=3), layers=["layer1", "layer2", "layer3", "layer4"]
     )
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command as its entry point does, in this process: importing torch takes a second."""
+
+    def run(*words: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["bestta", *map(str, words)])
+        with pytest.raises(SystemExit) as done:
+            main()
+        return Done(done.value.code or 0, *capsys.readouterr())
+
+    return run

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import bestta
-from bestta.cli import main
 from bestta.data import Folder, Streets, kinds
 from bestta.data.samples import read_image
 from bestta.data.sheets import corruption_sheet, sample_sheet, weather_sheet
@@ -20,26 +18,6 @@ from bestta.data.sheets import corruption_sheet, sample_sheet, weather_sheet
 def width_and_height(path):
     with Image.open(path) as image:
         return image.size
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command as its entry point does, in this process: importing torch takes a second."""
-
-    def run(*words: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["bestta", *map(str, words)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        return Done(done.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 import bestta
-from bestta.cli import main
 from bestta.cli import models as cli_models
 from bestta.cli import train as cli_train
 from bestta.models import cards
@@ -20,7 +18,6 @@ from bestta.models.cards import CARD, PROFILE, READABLE, WEIGHTS
 from bestta.training import Shift, Training, publish, shift
 from bestta.training.loop import CHECKPOINT
 from bestta.training.publish import CURVES, add_shift
-from test_cli import Done
 from tiny import Colours, colours
 
 
@@ -32,19 +29,6 @@ def _tiny(monkeypatch, tmp_path):
     monkeypatch.setattr(cli_models, "recipes", lambda: table)
     monkeypatch.setattr(shift, "CORRUPTIONS", ("gaussian_noise", "contrast"))
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command as its entry point does, in this process: importing torch takes a second."""
-
-    def run(*words: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["bestta", *map(str, words)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        return Done(done.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")
