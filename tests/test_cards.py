@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bestta
+from bestta.data import Streets
 from bestta.data.tensors import to_tensor
+from bestta.data.weather import simulate
 from bestta.files import save_tensors
 from bestta.models import Card, WideResNet, cards
 from bestta.models.cards import CARD, PROFILE, READABLE, SHIPPED, WEIGHTS, save_weights, sha256
-from bestta.training import Training, publish
+from bestta.training import Training, publish, score
 from bestta.training.curves import _ticks, curves
 from bestta.training.publish import CURVES, add_shift, published, readable
 from bestta.training.shift import Shift
@@ -221,6 +223,7 @@ FULL = {
     "scores": {
         "clean": 12.34,
         "images": 2000,
+        "precision": "bf16",
         "weather": {"fog": [1.0, 2.0, 3.0, 4.0, 5.0], "night": [3.0, 4.0, 5.0, 6.0, 7.6]},
         "corruptions": {"snow": [21.1, 22.2, 23.3, 24.4, None]},
         "per_class": {"red": 61.5, "green": 62.6, "blue": None},
@@ -259,7 +262,7 @@ def test_the_readable_card_holds_terms_command_checksums_and_every_score():
     assert "`bestta train colours`" in text
     assert f"| SHA-256 of {WEIGHTS} | `{'a' * 64}` |" in text
     assert f"| SHA-256 of {PROFILE} | `{'b' * 64}` |" in text
-    assert "**12.34** (2,000 images)" in text
+    assert "**12.34** (2,000 images, computed in bf16)" in text
     assert "error in percent, lower is better" in text
     assert "| fog | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
     assert "| night | 3.0 | 4.0 | 5.0 | 6.0 | 7.6 |" in text
@@ -280,7 +283,7 @@ def test_the_published_card_to_read_is_that_of_the_card(training):
 
 def test_scores_in_weather_are_added_to_card_and_reading(folder):
     before = bestta.models.card(folder)
-    shift = Shift("error", 9, 11.5, {"snow": [1.0, 2.0, 3.0, 4.0, 55.5]}, {})
+    shift = Shift("error", 9, "bf16", 11.5, {"snow": [1.0, 2.0, 3.0, 4.0, 55.5]}, {})
     add_shift(folder, shift)
     after = bestta.models.card(folder)
     assert after.scores["clean"] == 11.5
@@ -483,7 +486,7 @@ def test_values_that_fp16_cannot_hold_are_refused_by_name(tmp_path):
 # Models that come with the library
 
 
-SHIPPED_NAMES: set[str] = set()
+SHIPPED_NAMES = {"streets"}
 
 
 def test_the_shipped_models_are_these():
@@ -624,3 +627,29 @@ def test_publishing_leaves_out_a_broken_training_image(tmp_path):
     with pytest.warns(UserWarning, match="skipped"):
         publish(training, command="", show=False)
     assert bestta.models.load_profile(tmp_path).images == 7
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED_NAMES))
+def test_the_readme_tells_what_the_card_tells(name):
+    rows = (Path(__file__).parent.parent / "README.md").read_text().splitlines()
+    (row,) = [row for row in rows if row.startswith(f"| [{name}]")]
+    known = bestta.models.card(name)
+    assert f"{known.scores['clean']:.1f} {known.metric}" in row
+    assert ("non-commercial" in row.lower()) == ("non-commercial" in known.terms.lower())
+    for table, severity in (("weather", 3), ("corruptions", 5)):
+        if values := known.scores.get(table):
+            mean = sum(v[severity - 1] for v in values.values()) / len(values)
+            assert f"{mean:.1f} ({table}, {severity})" in row
+
+
+def test_the_shipped_streets_model_knows_its_streets_and_loses_a_third_in_the_worst_weather():
+    # Scenes that are in no split of the recipe; above 75 is what it was made for.
+    model, card = bestta.models.load("streets"), bestta.models.card("streets")
+    scenes = list(Streets(16, seed=2, split="val"))
+    clear = score(model, scenes, card).score()
+    assert clear > 75
+    foggy = [
+        replace(scene, image=simulate(scene.image, "fog", 5, seed=number))
+        for number, scene in enumerate(scenes)
+    ]
+    assert score(model, foggy, card).score() < clear * 2 / 3
