@@ -29,6 +29,7 @@ from bestta.models.cards import CARD, PROFILE, READABLE, SHIPPED, WEIGHTS, save_
 from bestta.training import Training, publish, score
 from bestta.training.curves import _ticks, curves
 from bestta.training.publish import CURVES, add_shift, published, readable
+from bestta.training.recipes import Splits
 from bestta.training.shift import Shift
 from tiny import Colours, card, colours, scenes, streets
 
@@ -156,9 +157,10 @@ def test_the_card_tells_of_the_training(training):
     assert known.parameters == sum(p.numel() for p in training.model.parameters())
     assert known.history["losses"] == [list(entry) for entry in training.history.losses]
     assert known.history["scores"] == [list(entry) for entry in training.history.scores]
-    assert known.history["versions"]["torch"] == torch.__version__
+    (sitting,) = known.history["sittings"]
+    assert sitting["versions"]["torch"] == torch.__version__
+    assert (sitting["device"], sitting["from_step"]) == ("cpu", 0)
     assert known.sha256 == {file: sha256(training.folder / file) for file in (WEIGHTS, PROFILE)}
-    assert abs(known.scores["clean"] - known.scores["clean_as_trained"]) <= 0.1
     assert ("per_class" in known.scores) == (recipe.task == "segmentation")
 
 
@@ -224,17 +226,25 @@ FULL = {
         "clean": 12.34,
         "images": 2000,
         "precision": "bf16",
+        "clean_in_bf16": 12.41,
         "weather": {"fog": [1.0, 2.0, 3.0, 4.0, 5.0], "night": [3.0, 4.0, 5.0, 6.0, 7.6]},
         "corruptions": {"snow": [21.1, 22.2, 23.3, 24.4, None]},
         "per_class": {"red": 61.5, "green": 62.6, "blue": None},
     },
     "history": {
         "seconds": 600.0,
-        "commit": "abc1234",
+        "origin": "lite0.pth",
         "losses": [[1, 2.0], [8, 1.0]],
         "scores": [[4, 50.0], [8, 75.0]],
-        "machine": {"threads": 1},
-        "versions": {"torch": "2.6"},
+        "sittings": [
+            {
+                "commit": commit,
+                "device": "cpu",
+                "machine": {"threads": 1},
+                "versions": {"torch": "2.6"},
+            }
+            for commit in ("abc1234", "def5678")
+        ],
     },
     "notes": ("Mind the gap.",),
     "sha256": {WEIGHTS: "a" * 64, PROFILE: "b" * 64},
@@ -262,7 +272,8 @@ def test_the_readable_card_holds_terms_command_checksums_and_every_score():
     assert "`bestta train colours`" in text
     assert f"| SHA-256 of {WEIGHTS} | `{'a' * 64}` |" in text
     assert f"| SHA-256 of {PROFILE} | `{'b' * 64}` |" in text
-    assert "**12.34** (2,000 images, computed in bf16)" in text
+    assert "**12.34** (2,000 images)." in text
+    assert "below in bf16, in which the clean images score 12.41." in text
     assert "error in percent, lower is better" in text
     assert "| fog | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
     assert "| night | 3.0 | 4.0 | 5.0 | 6.0 | 7.6 |" in text
@@ -270,9 +281,12 @@ def test_the_readable_card_holds_terms_command_checksums_and_every_score():
     assert "| snow | 21.1 | 22.2 | 23.3 | 24.4 | – |" in text
     assert "red 61.5, green 62.6, blue –." in text
     assert "Mind the gap." in text
-    assert "10 minutes on a CPU, 1 thread; commit abc1234, torch 2.6" in text
+    assert (
+        "10 min on cpu with 1 thread(s) in 2 sitting(s); commit abc1234, def5678, torch 2.6; "
+        "encoder from lite0.pth" in text
+    )
     assert f"({CURVES})" in text
-    assert "higher is better" in readable(card(**FULL | {"metric": "mIoU"}))
+    assert "higher is better" in readable(card(**FULL | {"task": "segmentation"}))
 
 
 def test_the_published_card_to_read_is_that_of_the_card(training):
@@ -286,7 +300,8 @@ def test_scores_in_weather_are_added_to_card_and_reading(folder):
     shift = Shift("error", 9, "bf16", 11.5, {"snow": [1.0, 2.0, 3.0, 4.0, 55.5]}, {})
     add_shift(folder, shift)
     after = bestta.models.card(folder)
-    assert after.scores["clean"] == 11.5
+    assert after.scores["clean"] == before.scores["clean"]  # which is in fp32
+    assert after.scores["clean_in_bf16"] == 11.5
     assert after.scores["images"] == 9
     assert after.scores["corruptions"] == {"snow": [1.0, 2.0, 3.0, 4.0, 55.5]}
     assert replace(after, scores={}) == replace(before, scores={})
@@ -365,7 +380,7 @@ def test_weights_that_were_cut_short_are_named_with_what_was_seen(folder):
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:-100])
     seen, expected = sha256(folder / WEIGHTS), bestta.models.card(folder).sha256[WEIGHTS]
-    with pytest.raises(ValueError, match="is damaged or cut short") as caught:
+    with pytest.raises(ValueError, match="is damaged, cut short or of another kind") as caught:
         bestta.models.load(folder)
     message = str(caught.value)
     assert str(folder / WEIGHTS) in message
@@ -392,7 +407,7 @@ def test_weights_and_profiles_of_another_model_are_named_as_such(folder, publish
 
 def test_a_profile_that_was_cut_short_is_named(folder):
     (folder / PROFILE).write_bytes((folder / PROFILE).read_bytes()[:-8])
-    with pytest.raises(ValueError, match=f"{PROFILE} is damaged or cut short"):
+    with pytest.raises(ValueError, match=f"{PROFILE} is damaged, cut short"):
         bestta.models.load_profile(folder)
 
 
@@ -493,15 +508,13 @@ def test_the_shipped_models_are_these():
     assert set(bestta.models.names()) == SHIPPED_NAMES
 
 
-@pytest.fixture(params=[*bestta.models.names(), None], ids=lambda name: name or "none more")
+@pytest.fixture(params=sorted(SHIPPED_NAMES))
 def name(request):
-    """Each model that ships; None, of which nothing is asked, as pytest skips an empty list."""
+    """Each model that ships."""
     return request.param
 
 
 def test_a_shipped_model_loads_and_predicts(name):
-    if name is None:
-        return
     known, model = bestta.models.card(name), bestta.models.load(name)
     assert known.name == name
     assert not model.training
@@ -515,8 +528,6 @@ def test_a_shipped_model_loads_and_predicts(name):
 
 
 def test_a_shipped_model_is_small_and_its_files_are_those_of_its_card(name):
-    if name is None:
-        return
     folder, known = SHIPPED / name, bestta.models.card(name)
     assert (folder / WEIGHTS).stat().st_size < (5e6 if name == "streets" else 20e6)
     assert known.sha256 == {file: sha256(folder / file) for file in (WEIGHTS, PROFILE)}
@@ -526,8 +537,6 @@ def test_a_shipped_model_is_small_and_its_files_are_those_of_its_card(name):
 
 
 def test_a_shipped_profile_belongs_to_its_model(name):
-    if name is None:
-        return
     model, profile = bestta.models.load(name), bestta.models.load_profile(name)
     profile.check(model)
     known = bestta.models.card(name)
@@ -538,13 +547,11 @@ def test_a_shipped_profile_belongs_to_its_model(name):
 
 
 def test_a_shipped_card_is_filled_in(name):
-    if name is None:
-        return
     known = bestta.models.card(name)
     empty = [entry.name for entry in fields(known) if not getattr(known, entry.name)]
     assert set(empty) <= {"notes"}
     assert {"clean", "images", "corruptions"} <= known.scores.keys()
-    assert known.history["commit"]
+    assert all(sitting["commit"] for sitting in known.history["sittings"])
     if known.task == "segmentation":
         assert known.scores["weather"]
     for table in ("corruptions", "weather"):
@@ -615,9 +622,17 @@ def test_a_card_with_a_damaged_field_is_named(folder, values):
         bestta.models.load(folder)
 
 
-def test_a_shipped_model_is_found_by_a_path_of_its_name(folder, monkeypatch):
+def test_a_path_means_a_folder_and_a_name_a_model_that_ships(folder, monkeypatch, tmp_path):
     monkeypatch.setattr(cards, "SHIPPED", folder.parent)
-    assert bestta.models.card(Path("model")).name == "colours"
+    other = shutil.copytree(folder, tmp_path / "here" / "model")
+    values = json.loads((other / CARD).read_text())
+    (other / CARD).write_text(json.dumps(values | {"about": "another"}))
+    monkeypatch.chdir(other.parent)
+    assert bestta.models.card("model").about == colours().about
+    assert bestta.models.card(Path("model")).about == "another"
+    assert bestta.models.card("./model").about == "another"
+    with pytest.raises(FileNotFoundError, match=r"no folder elsewhere.*by a string: model"):
+        bestta.models.card(Path("elsewhere"))
 
 
 def test_publishing_leaves_out_a_broken_training_image(tmp_path):
@@ -653,3 +668,25 @@ def test_the_shipped_streets_model_knows_its_streets_and_loses_a_third_in_the_wo
         for number, scene in enumerate(scenes)
     ]
     assert score(model, foggy, card).score() < clear * 2 / 3
+
+
+def test_loading_a_model_draws_nothing_from_pytorchs_generator(folder):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    bestta.models.load(folder)
+    assert torch.rand(3).equal(expected)
+
+
+def test_the_card_tells_what_the_test_images_lack(tmp_path):
+    class Some(Colours):
+        def missing(self):
+            return ("267 of the 500 images of split 'val'", "the images of ulm", "split 'test'")
+
+    splits = Splits(Colours(16), Colours(6), Some(3))
+    training = Training(colours(splits=lambda root: splits), tmp_path)
+    training.run(show=False)
+    publish(training, command="", show=False)
+    note = "The test images lack 267 of the 500 images of split 'val' and the images of ulm."
+    assert bestta.models.card(tmp_path).notes[-1] == note
+    assert note in (tmp_path / READABLE).read_text()

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,10 +22,15 @@ from bestta.training.publish import CURVES, add_shift
 from tiny import Colours, colours
 
 
+def files():
+    """A recipe that needs a folder of data and a file of weights."""
+    return colours(name="files", needs_data=True, init=lambda model, path: path.name)
+
+
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch, tmp_path):
     """The recipes of a second, two corruptions, and a folder of one's own to work in."""
-    table = {"colours": colours(), "files": colours(name="files", needs_data=True)}
+    table = {"colours": colours(), "files": files()}
     monkeypatch.setattr(cli_train, "recipes", lambda: table)
     monkeypatch.setattr(cli_models, "recipes", lambda: table)
     monkeypatch.setattr(shift, "CORRUPTIONS", ("gaussian_noise", "contrast"))
@@ -94,7 +100,7 @@ def test_a_finished_folder_says_so_and_is_left_alone(run, folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     done = run(*TRAIN, "--out", "mine")
     assert done.returncode == 0
-    assert done.stdout.startswith("mine is finished.")
+    assert done.stdout.startswith(f"{colours().about}\nmine is finished.")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -152,7 +158,10 @@ def test_minutes_are_of_sixty_seconds_and_threads_are_those_of_pytorch(run, monk
     [
         (["train", "colour"], "no recipe is called 'colour'. There are: colours, files."),
         (["train", "files"], "files is trained on files: name their folder with --data."),
-        (["train", "colours", "--precision", "fp16"], "'bf16' or 'fp32'; got 'fp16'"),
+        (["train", "colours", "--precision", "fp16"], "--precision"),
+        (["train", "colours", "--data", "."], "colours makes its own images and takes no --data"),
+        (["train", "colours", "--init", "."], "starts from random weights and takes no --init"),
+        (["train", "colours", "--device", "nowhere"], "cannot compute on 'nowhere'"),
         (["train", "colours", "--lr", "0"], "lr must be above 0"),
         (["train", "colours", "--epochs", "0"], "--epochs"),
         (["train", "colours", "--batch", "17"], "16 training images do not fill one batch of 17"),
@@ -231,7 +240,7 @@ def test_models_lists_what_ships_in_columns(run, folder):
     done = run("models")
     assert done.returncode == 0, done.stderr
     head, first, second, blank, end = done.stdout.splitlines()
-    titles = ["name", "what", "clean", "worst", "size", "terms"]
+    titles = ["name", "clean", "worst", "size", "terms", "what"]
     assert head.split() == titles
     assert blank == ""
     assert end.startswith("Next: bestta models show NAME")
@@ -243,15 +252,16 @@ def test_models_lists_what_ships_in_columns(run, folder):
     clean = bestta.models.card(folder).scores["clean"]
     size = f"{(folder / WEIGHTS).stat().st_size / 1e6:.1f} MB"
     about = colours().about
-    assert cells(first)[:5] == ["first", about, f"{clean:.1f} error", "not measured", size]
+    clean = f"{clean:.1f} error"
+    assert cells(first) == ["first", clean, "not measured", size, "Apache-2.0", about]
     # The worst at severity 5: of errors the largest, though 80 stands at severity 2.
-    assert cells(second)[:5] == ["second", about, "12.0 error", "50.0 (contrast)", size]
-    assert cells(first)[5] == "Apache-2.0"
+    assert cells(second) == ["second", clean, "50.0 (contrast)", size, "Apache-2.0", about]
 
 
 def test_of_mean_ious_the_worst_is_the_smallest(run, shipped):
     card = json.loads((shipped / "second" / CARD).read_text())
-    (shipped / "second" / CARD).write_text(json.dumps(card | {"metric": "mIoU"}))
+    card |= {"metric": "mIoU", "task": "segmentation"}
+    (shipped / "second" / CARD).write_text(json.dumps(card))
     assert "40.0 (gaussian_noise)" in run("models").stdout
 
 
@@ -259,7 +269,7 @@ def test_without_any_model_the_list_has_titles_alone(run, monkeypatch, tmp_path)
     monkeypatch.setattr(cards, "SHIPPED", tmp_path / "none")
     done = run("models")
     assert done.returncode == 0
-    assert done.stdout.split()[:6] == ["name", "what", "clean", "worst", "size", "terms"]
+    assert done.stdout.split()[:6] == ["name", "clean", "worst", "size", "terms", "what"]
 
 
 def test_show_prints_the_card_of_a_name_and_of_a_folder(run, folder, shipped):
@@ -274,7 +284,7 @@ def test_show_does_not_show_the_card_of_damaged_weights(run, folder):
     done = run("models", "show", folder)
     assert done.returncode == 1
     assert "error: " in done.stderr
-    assert "damaged or cut short" in done.stderr
+    assert "damaged, cut short or of another kind" in done.stderr
     assert done.stdout == ""
 
 
@@ -352,3 +362,11 @@ def test_a_model_of_an_unknown_recipe_is_refused_by_name(run, folder, monkeypatc
     done = run("models", "score", folder)
     assert done.returncode == 1
     assert "'colours' names no recipe" in done.stderr
+
+
+@pytest.mark.usefixtures("shipped")
+def test_the_next_step_names_the_folder_where_a_shipped_model_has_its_name(run, tmp_path):
+    done = run(*TRAIN, "--out", "first")
+    assert done.stdout.rstrip().endswith("Next: bestta models score ./first")
+    assert Path("first").is_dir()
+    assert bestta.models.card("./first").command == "bestta train colours --threads 1 --out first"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -233,9 +235,35 @@ def test_several_filters_per_channel_are_left_to_pytorch():
     torch.manual_seed(0)
     for layer in (SameConv2d(1, 8, 3), SameConv2d(2, 4, 3, groups=2)):
         x = torch.randn(1, layer.in_channels, 9, 9, requires_grad=True)
-        layer(x).sum().backward()
-        assert x.grad is not None
-        assert layer.weight.grad.shape == layer.weight.shape
+        expected = F.conv2d(x, layer.weight, padding=1, groups=layer.groups)
+        upstream = torch.randn_like(expected)
+        for ours, theirs in zip(
+            torch.autograd.grad(layer(x), (x, layer.weight), upstream),
+            torch.autograd.grad(expected, (x, layer.weight), upstream),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_functional_gradients_are_pytorchs_own():
+    x, weight = draw((1, 2, 6, 6), 3)
+    x, weight = x.detach(), weight.detach()
+
+    def loss(convolution):
+        return lambda w: convolution(x, w, 1, 1, 1).square().sum()
+
+    ours = torch.func.grad(loss(depthwise_conv2d))(weight)
+    torch.testing.assert_close(ours, torch.func.grad(loss(stock))(weight))
+
+
+def test_a_network_can_be_traced_with_gradients_on():
+    torch.manual_seed(0)
+    layer = DepthwiseConv2d(3, 3, 3, padding=1, groups=3, bias=False)
+    x = torch.randn(1, 3, 6, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tracing is on its way out, and says so
+        traced = torch.jit.trace(layer, x)
+    assert traced(x).equal(layer(x))
 
 
 def test_a_bias_is_added():

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import threading
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +45,9 @@ def trained(recipe, folder, **how):
 
 
 def written(folder):
-    """All of a checkpoint but the seconds it took: tensors and description."""
+    """All of a checkpoint but how long and in how many sittings: tensors and description."""
     tensors, about = load_tensors(folder / CHECKPOINT, KIND)
-    del about["history"]["seconds"]
+    del about["history"]["seconds"], about["sittings"]
     return tensors, about
 
 
@@ -673,7 +674,10 @@ def test_cityscapes_holds_out_every_fortieth_image_and_judges_on_the_official_sp
             save(tmp_path / f"gtFine/{name}_gtFine_labelIds.png", labels)
     splits = recipes()["cityscapes"].splits(tmp_path)
     for images in (splits.train, splits.held_out, splits.test):
-        assert images[1].label[0].tolist() == [0, 0, 0, 255, 13, 13, 13, 13]
+        # Eight pixels, stretched to the size that the recipe trains and scores at.
+        label = images[1].label
+        assert label.shape == images[1].image.shape[:2] == (256, 512)
+        assert label[0, 32::64].tolist() == [0, 0, 0, 255, 13, 13, 13, 13]
     assert_apart(splits)
     assert names(splits.held_out) == [
         f"train/ulm/ulm_{number:06}_000019_leftImg8bit.png" for number in (0, 40, 80)
@@ -922,12 +926,10 @@ def test_a_write_that_is_interrupted_leaves_the_scores_of_before(classifier, tmp
     before = path.read_text()
     assert json.loads(before)["corruptions"]["gaussian_noise"].count(None) == 4
 
-    def interrupted(self, text, **how):
-        with self.open("w") as file:
-            file.write(text[: len(text) // 2])
-        raise KeyboardInterrupt
+    def interrupted(number):
+        raise KeyboardInterrupt  # after the bytes are written, before they take the file's place
 
-    monkeypatch.setattr(Path, "write_text", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         measure(classifier, card(), images, path, show=False)
     assert path.read_text() == before
@@ -1106,3 +1108,64 @@ def test_measurements_of_two_precisions_do_not_mix(classifier, few, tmp_path):
     measure(classifier, card(), Colours(3), path, show=False, precision="bf16")
     with pytest.raises(ValueError, match="precision differ"):
         measure(classifier, card(), Colours(3), path, show=False)
+
+
+# What a sitting was
+
+
+def test_each_sitting_is_remembered_with_what_it_trained_with(tmp_path):
+    trained(colours(), tmp_path, seconds=0)
+    training = Training(colours(), tmp_path)
+    training.run(show=False)
+    assert [sitting["from_step"] for sitting in training.sittings] == [0, 1]
+    assert {sitting["versions"]["torch"] for sitting in training.sittings} == {torch.__version__}
+    training.run(show=False)  # nothing is left to do, so nobody sat down
+    assert len(training.sittings) == 2
+
+
+def test_going_on_with_other_threads_is_told(tmp_path):
+    trained(colours(), tmp_path, seconds=0)
+    torch.set_num_threads(2)
+    training = Training(colours(), tmp_path)
+    with pytest.warns(UserWarning, match="trained with 1 threads so far and goes on with 2"):
+        training.run(show=False, seconds=0)
+
+
+def test_waiting_for_images_is_time_spent_in_training(tmp_path):
+    class Slow(Colours):
+        def read(self, index):
+            time.sleep(0.02)
+            return super().read(index)
+
+    training = trained(colours(Slow(8)), tmp_path)
+    # Two epochs of eight images; some of the waiting happens while a step is computed.
+    assert training.history.seconds > 2 * 8 * 0.02
+
+
+def test_a_batch_without_any_label_teaches_nothing_and_ends_nothing(tmp_path):
+    training = Training(streets(), tmp_path)
+    images, labels = training.batch(0)
+    assert training._learn(images, torch.full_like(labels, 255)) == 0
+
+
+def test_what_a_killed_run_left_half_written_is_cleared_away(tmp_path):
+    left = tmp_path / f".{CHECKPOINT}.4711.tmp"
+    left.write_bytes(b"half")
+    trained(colours(), tmp_path)
+    assert not left.exists()
+
+
+def test_class_weights_do_not_hold_on_to_the_checkpoints_file(tmp_path):
+    trained(colours(class_balance=0.5), tmp_path, seconds=0)
+    tensors = []
+
+    def spy(path, kind):
+        loaded, about = load_tensors(path, kind)
+        tensors.append(loaded["class_weights"])
+        return loaded, about
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bestta.training.loop.load_tensors", spy)
+        weights = Training(colours(class_balance=0.5), tmp_path).class_weights
+    assert weights.equal(tensors[0])
+    assert weights.data_ptr() != tensors[0].data_ptr()

@@ -23,11 +23,15 @@ def save_tensors(
     An interrupted write leaves the file of before; a device that loses power never
     comes back to half a state.
     """
-    path = Path(path)
     data = safetensors.torch.save(
         {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
         metadata={KEY: json.dumps(about)},
     )
+    write_whole(Path(path), data)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` in one move: whoever looks finds the old file or the new one."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with unfinished.open("wb") as file:

@@ -39,15 +39,26 @@ def provenance() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the repository that this file lies in; None where it lies in none."""
+    """The commit of the repository that this file belongs to; None where it belongs to none.
+
+    A copy installed below somebody's own repository lies in it without belonging to it.
+    """
+    file = Path(__file__)
+    if _git("ls-files", "--error-unmatch", file.name) is None:
+        return None
+    return _git("describe", "--always", "--dirty")
+
+
+def _git(*words: str) -> str | None:
+    """What git answers in this file's folder; None where it fails or is not there."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
+        done = subprocess.run(
+            ["git", *words],
             capture_output=True,
             text=True,
             check=False,
             cwd=Path(__file__).parent,
         )
-    except OSError:  # no git on this machine
+    except OSError:
         return None
-    return described.stdout.strip() or None
+    return done.stdout.strip() if done.returncode == 0 else None

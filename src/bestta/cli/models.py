@@ -11,8 +11,10 @@ import torch
 import typer
 
 from bestta import models
-from bestta.models.cards import READABLE, SHIPPED, WEIGHTS
+from bestta.metrics import metric_for
+from bestta.models.cards import READABLE, SHIPPED, WEIGHTS, folder_of
 from bestta.training import measure, recipes
+from bestta.training.loop import usable
 from bestta.training.publish import add_shift
 
 app = typer.Typer(help="List, show and score trained models.", invoke_without_command=True)
@@ -33,13 +35,13 @@ def list_(context: typer.Context) -> None:
     """List the models that come with the library, or run one of the commands."""
     if context.invoked_subcommand is not None:
         return
-    rows = [("name", "what", "clean", "worst", "size", "terms")]
+    rows = [("name", "clean", "worst", "size", "terms", "what")]
     for name in models.names():
         card = models.card(name)
         size = (SHIPPED / name / WEIGHTS).stat().st_size / 1e6
         clean = f"{card.scores['clean']:.1f} {card.metric}"
         terms = re.split(r"[:,]|\. ", card.terms)[0]
-        rows.append((name, card.about, clean, _worst(card), f"{size:.1f} MB", terms))
+        rows.append((name, clean, _worst(card), f"{size:.1f} MB", terms, card.about))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
@@ -50,8 +52,7 @@ def list_(context: typer.Context) -> None:
 def show(name: Name) -> None:
     """Print a model's card: data, terms, recipe, scores, checksums, command."""
     models.load(name)  # its weights are what the card says
-    folder = SHIPPED / name if name in models.names() else Path(name)
-    typer.echo((folder / READABLE).read_text(encoding="utf-8"))
+    typer.echo((folder_of(name) / READABLE).read_text(encoding="utf-8"))
 
 
 @app.command()
@@ -69,6 +70,7 @@ def score(
     ] = PrecisionName.fp32,
     workers: Annotated[int, typer.Option(min=0, help="Processes that render weather.")] = 1,
     threads: Annotated[int, typer.Option(min=1, help="Threads of PyTorch.")] = 1,
+    device: Annotated[str, typer.Option(help="Where to compute.")] = "cpu",
 ) -> None:
     """Score a model left alone: clean, under every corruption and weather, at each severity.
 
@@ -76,7 +78,8 @@ def score(
     """
     torch.set_num_threads(threads)
     card, model = models.card(name), models.load(name)
-    own = Path(name) if name not in models.names() else None
+    folder = folder_of(name)
+    own = folder if folder.parent != SHIPPED else None
     recipe = recipes().get(str(card.recipe.get("name")))
     if recipe is None:
         raise ValueError(
@@ -90,7 +93,7 @@ def score(
         images = images[:: len(images) // count][:count]
     some = "" if count is None else f"-{len(images)}"
     path = out or (own / f"shift{some}.json" if own else Path(f"{card.name}-shift{some}.json"))
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.to(usable(device), memory_format=torch.channels_last)  # type: ignore[call-overload]
     shift = measure(model, card, images, path, precision=precision.value, workers=workers)
     if own is not None and out is None and count is None:
         add_shift(own, shift)
@@ -111,6 +114,6 @@ def _worst(card: models.Card) -> str:
     }
     if not scores:
         return "not measured"
-    choose = min if card.metric == "mIoU" else max
+    choose = min if metric_for(card.task, 1).higher_is_better else max
     name = choose(scores, key=lambda condition: scores[condition])
     return f"{scores[name]:.1f} ({name})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from dataclasses import replace
@@ -12,6 +11,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from bestta.cli.models import PrecisionName
+from bestta.models import names
 from bestta.training import Training, publish, recipes
 from bestta.training.loop import CHECKPOINT
 from bestta.training.publish import published
@@ -27,10 +28,10 @@ def train(
     epochs: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option(help="Other than the recipe's.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16 or fp32.")] = None,
+    precision: Annotated[PrecisionName | None, typer.Option(help="Not the recipe's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Other than the recipe's.")] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of PyTorch; all cores if none.")
+        int | None, typer.Option(min=1, help="Threads of PyTorch, if not its own choice.")
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after so long; the same command goes on.")
@@ -47,18 +48,20 @@ def train(
     if recipe not in known:
         raise ValueError(f"no recipe is called {recipe!r}. There are: {', '.join(known)}.")
     given: dict[str, Any] = {
-        "epochs": epochs, "batch": batch, "lr": lr, "precision": precision, "seed": seed,
+        "epochs": epochs, "batch": batch, "lr": lr, "seed": seed,
+        "precision": precision.value if precision else None,
     }  # fmt: skip
     chosen = replace(known[recipe], **{k: v for k, v in given.items() if v is not None})
     folder = out or Path("runs") / recipe
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    typer.echo(chosen.about)
     resumed = (folder / CHECKPOINT).exists()
     training = Training(chosen, folder, data=data, init=init, device=device)
     if training.done and published(folder):
         typer.echo(f"{folder} is finished. Train into another folder, or remove this one first.")
         return
     typer.echo(
-        f"{chosen.about}\n"
         f"{len(training.splits.train):,} training images, {len(training.splits.held_out):,} held "
         f"out; {training.steps:,} steps of {chosen.batch} images, {chosen.epochs} epochs, "
         f"{chosen.precision}, threads: {torch.get_num_threads()}.\n"
@@ -76,10 +79,11 @@ def train(
         )
         raise typer.Exit(130 if training.interrupted else 0)
     card = publish(training, command=_command())
+    place = f"./{folder}" if str(folder) in names() else str(folder)
     typer.echo(
         f"{card.metric} on the test images: {card.scores['clean']:.2f} %\n"
         f"In {folder}: weights, profile, card.md to read, curves.svg to look at.\n"
-        f"Next: bestta models score {folder}" + (f" --data {data}" if data else "")
+        f"Next: bestta models score {place}" + (f" --data {data}" if data else "")
     )
 
 

@@ -61,7 +61,7 @@ class MeanIoU(Metric):
 
     def add_predictions(self, predicted: Tensor, labels: Tensor) -> None:
         """Count pixels by the classes predicted for them, both (B, H, W)."""
-        counted = labels != IGNORED
+        counted = _counted(labels, self.classes)
         truth, predicted = labels[counted].long(), predicted[counted].long()
         _check_ids(truth, self.classes, "label")
         _check_ids(predicted, self.classes, "prediction")
@@ -107,7 +107,7 @@ class Errors(Metric):
         if logits.ndim != 2:
             raise ValueError(f"an error is counted of logits (B, K); got {tuple(logits.shape)}.")
         _check(logits, labels, logits.shape[1])
-        counted = labels != IGNORED
+        counted = _counted(labels, logits.shape[1])
         _check_ids(labels[counted], logits.shape[1], "label")
         wrong = (logits.argmax(1) != labels) & counted
         self.counts += torch.stack([wrong.sum(), counted.sum()]).to(self.counts.device)
@@ -118,16 +118,18 @@ class Errors(Metric):
         return 100 * wrong / total if total else float("nan")
 
 
-def metric_for(logits_or_task: Tensor | str, classes: int) -> Metric:
-    """The metric of a task, told by its name or from logits: (B, K) or (B, K, H, W)."""
-    task = logits_or_task
-    if isinstance(task, Tensor):
-        task = "classification" if task.ndim == 2 else "segmentation"
+def metric_for(task: str, classes: int) -> Metric:
+    """The metric of ``"classification"`` or ``"segmentation"``, with nothing counted."""
     if task == "classification":
         return Errors()
     if task == "segmentation":
         return MeanIoU(classes)
     raise ValueError(f"no metric for {task!r}; tasks: classification, segmentation.")
+
+
+def _counted(labels: Tensor, classes: int) -> Tensor:
+    """Which labels count; among more than 255 classes, 255 is one of them."""
+    return labels != IGNORED if classes <= IGNORED else torch.ones_like(labels, dtype=torch.bool)
 
 
 def _check_ids(ids: Tensor, classes: int, what: str) -> None:

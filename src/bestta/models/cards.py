@@ -1,12 +1,12 @@
 """Source models ready to use: weights, what is known of them, and a source profile beside them.
 
-A trained model is a folder of four files, whether it ships with the library or comes out of
+A trained model is a folder of a few files, whether it ships with the library or comes out of
 ``bestta train``:
 
 - ``weights.safetensors``: convolutions and linear layers in fp16, everything else in fp32;
 - ``profile.safetensors``: the `SourceProfile` of its usual layers;
 - ``card.json``: data, terms, recipe, scores, SHA-256 of the two, the command that made it;
-- ``card.md``: the same to read.
+- ``card.md``, ``curves.svg``: the same to read, and the training to look at.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from bestta.files import load_tensors, save_tensors
+from bestta.files import load_tensors, save_tensors, write_whole
 from bestta.models.deeplabv3plus import DeepLabV3Plus
 from bestta.models.wide_resnet import WideResNet
 from bestta.profile import SourceProfile
@@ -105,8 +106,8 @@ class Card:
     def write(self, folder: Path, readable: str) -> None:
         """Write the card into ``folder``, and ``readable`` beside it."""
         text = json.dumps(vars(self), indent=1, ensure_ascii=False)
-        (folder / CARD).write_text(text + "\n", encoding="utf-8")
-        (folder / READABLE).write_text(readable, encoding="utf-8")
+        write_whole(folder / CARD, f"{text}\n".encode())
+        write_whole(folder / READABLE, readable.encode())
 
     def build(self) -> nn.Module:
         """The network, with weights drawn at random."""
@@ -138,12 +139,13 @@ def card(name: str | os.PathLike[str]) -> Card:
     >>> card("streets").size
     (256, 128)
     """
-    return Card.read(_folder(name))
+    return Card.read(folder_of(name))
 
 
 def load(name: str | os.PathLike[str]) -> nn.Module:
     """A trained model, in eval mode: one of `names`, or a folder that ``bestta train`` filled.
 
+    >>> import torch
     >>> model = load("streets")
     >>> model(torch.zeros(1, 3, 128, 256)).shape
     torch.Size([1, 19, 128, 256])
@@ -153,10 +155,11 @@ def load(name: str | os.PathLike[str]) -> nn.Module:
     Raises:
         ValueError: If there is no such model, or its weights are not those its card tells of.
     """
-    folder = _folder(name)
+    folder = folder_of(name)
     known = Card.read(folder)
     tensors, _ = _verified(folder, known, WEIGHTS, lambda path: load_tensors(path, KIND))
-    model = known.build()
+    with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced at once
+        model = known.build()
     try:
         model.load_state_dict({key: tensor.float() for key, tensor in tensors.items()})
     except RuntimeError as error:
@@ -170,7 +173,7 @@ def load_profile(name: str | os.PathLike[str]) -> SourceProfile:
     >>> list(load_profile("streets").layers)
     ['backbone.layer1', 'backbone.layer2', 'backbone.layer3', 'backbone.layer4']
     """
-    folder = _folder(name)
+    folder = folder_of(name)
     profile: SourceProfile = _verified(folder, Card.read(folder), PROFILE, SourceProfile.load)
     return profile
 
@@ -198,12 +201,17 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _folder(name: str | os.PathLike[str]) -> Path:
-    known, name = names(), os.fspath(name)
-    if name in known:
+def folder_of(name: str | os.PathLike[str]) -> Path:
+    """Where a model is: a name means one that ships; a path, or a name of none, a folder."""
+    known = names()
+    if isinstance(name, str) and name in known:
         return SHIPPED / name
     if Path(name).is_dir():
         return Path(name)
+    if not isinstance(name, str):
+        raise FileNotFoundError(
+            f"no folder {name}. A model that ships is named by a string: {', '.join(known)}."
+        )
     near = difflib.get_close_matches(name, known, n=1)
     raise ValueError(
         f"no model is called {name!r}."
@@ -223,8 +231,8 @@ def _verified(folder: Path, known: Card, file: str, read: Any) -> Any:
         try:
             read(path)
             fault = "another file than its card tells of"
-        except ValueError:
-            fault = "damaged or cut short"
+        except ValueError as error:
+            fault = f"damaged, cut short or of another kind ({error})"
         raise ValueError(
             f"{path} is {fault}: {size:,} bytes with SHA-256 {seen[:12]}…, expected "
             f"{str(expected)[:12]}…. Install bestta again, or train the model again with: "

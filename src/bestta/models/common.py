@@ -12,7 +12,7 @@ class Features(NamedTuple):
     """The two feature maps that a segmentation head reads."""
 
     low: Tensor
-    """Output of ``layer1``: fine detail at a quarter of the image size."""
+    """Output of ``layer1``: fine detail at a quarter of the image size (half in `SmallResNet`)."""
     high: Tensor
     """Output of ``layer4``: meaning, at one ``output_stride``-th of the image size."""
 

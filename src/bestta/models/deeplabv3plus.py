@@ -128,7 +128,7 @@ class DeepLabV3Plus(nn.Module):
 
     Args:
         encoder: ``"resnet50"``; ``"efficientnet_lite0"``, which also makes the
-            convolutions of pyramid and decoder depthwise separable; or ``"small"``, a tenth
+            convolutions of pyramid and decoder depthwise separable; or ``"small"``, a quarter
             of the size of that, for images of a few hundred pixels.
         classes: Number of classes; 19 is Cityscapes.
         output_stride: Image size over size of the encoder's last map: 8, 16 or 32, with

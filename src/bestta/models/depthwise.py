@@ -37,7 +37,8 @@ def depthwise_conv2d(
         stride, padding, dilation: As in ``F.conv2d``, the same for both axes.
     """
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if not wanted or x.device.type != "cpu":
+    traced = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    if not wanted or traced or x.device.type != "cpu":
         return F.conv2d(x, weight, None, stride, padding, dilation, groups=x.shape[1])
     if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
         # What autocast does to F.conv2d.
@@ -59,13 +60,14 @@ class DepthwiseConv2d(nn.Conv2d):
 
 class _Depthwise(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int, dilation: int
-    ) -> Tensor:
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        ctx.geometry = stride, padding, dilation
-        ctx.size = x.shape[2:]
+    def forward(x: Tensor, weight: Tensor, stride: int, padding: int, dilation: int) -> Tensor:
         return F.conv2d(x, weight, None, stride, padding, dilation, groups=x.shape[1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, *ctx.geometry = inputs
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        ctx.size = x.shape[2:]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

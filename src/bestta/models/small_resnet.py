@@ -47,7 +47,7 @@ class BasicBlock(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """Ten convolutions on the main path, 0.8 million parameters.
+    """Nine convolutions on the main path, 0.74 million parameters.
 
     Args:
         output_stride: Image size over size of the last map: 16, or 8 or 4 with dilation in the

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -24,6 +25,7 @@ from bestta.data.samples import IGNORED, ImageSet, Sample, UnreadableImage
 from bestta.data.seeds import generator
 from bestta.files import load_tensors, save_tensors
 from bestta.progress import Progress, span
+from bestta.provenance import provenance
 from bestta.training.recipes import Recipe, Splits
 from bestta.training.scoring import normalised, score
 
@@ -56,7 +58,7 @@ class Training:
     What a step does depends on the recipe, the step's number and the tensors in the checkpoint, and
     on nothing else: images are drawn and altered by generators named after the epoch and the image,
     and PyTorch's own generator is seeded at every step. So a run that was killed repeats the steps
-    after its last checkpoint to the bit, on the same machine with as many threads.
+    after its last checkpoint to the bit, on the same CPU with as many threads.
 
     Args:
         recipe: What to train.
@@ -77,7 +79,11 @@ class Training:
     ) -> None:
         if recipe.needs_data and data is None:
             raise ValueError(f"{recipe.name} is trained on files: name their folder with --data.")
-        self.recipe, self.device = recipe, torch.device(device)
+        if data is not None and not recipe.needs_data:
+            raise ValueError(f"{recipe.name} makes its own images and takes no --data.")
+        if init is not None and recipe.init is None:
+            raise ValueError(f"{recipe.name} starts from random weights and takes no --init.")
+        self.recipe, self.device = recipe, usable(device)
         self.folder = Path(folder)
         self.splits: Splits = recipe.splits(Path(data) if data is not None else None)
         self.steps_per_epoch = len(self.splits.train) // recipe.batch
@@ -88,6 +94,7 @@ class Training:
         self.steps = self.steps_per_epoch * recipe.epochs
         self.step = 0
         self.interrupted = False
+        self.sittings: list[dict[str, Any]] = []
         self.history = History()
         torch.manual_seed(recipe.seed)
         self.model = recipe.build()
@@ -134,7 +141,10 @@ class Training:
             Whether the training is done.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        started = saved = time.monotonic()
+        for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):
+            left.unlink(missing_ok=True)  # by a run that was killed while it wrote
+        self._sit_down()
+        started = saved = turned = time.monotonic()
         name = self.recipe.name
         with (
             Progress(f"{name}: steps", self.steps, show=show, done=self.step) as progress,
@@ -142,15 +152,15 @@ class Training:
             closing(self._batches()) as batches,
         ):
             for images, labels in batches:
-                before = time.monotonic()
                 self._note(self._learn(images, labels))
                 self.step += 1
                 if self.history.losses:
                     progress.what = f"{name}: loss {self.history.losses[-1][1]:.3f}, steps"
-                self.history.seconds += time.monotonic() - before
                 if self.step % self.steps_per_epoch == 0:
                     progress.say(self._watch())
                 now = time.monotonic()
+                self.history.seconds += now - turned
+                turned = now
                 stop = bool(requests) or (seconds is not None and now - started >= seconds)
                 if stop or self.done or now - saved >= checkpoint_every:
                     self.save()
@@ -160,6 +170,20 @@ class Training:
                     break
             self.interrupted = bool(requests)
         return self.done
+
+    def _sit_down(self) -> None:
+        """Note with what this sitting trains; warn where its bits will differ from the last's."""
+        threads = torch.get_num_threads()
+        if self.sittings and (before := self.sittings[-1]["machine"]["threads"]) != threads:
+            warnings.warn(
+                f"trained with {before} threads so far and goes on with {threads}: what comes out "
+                "will be as good, but not the same to the bit.",
+                stacklevel=3,
+            )
+        if not self.done:
+            self.sittings.append(
+                {**provenance(), "device": self.device.type, "from_step": self.step}
+            )
 
     def _note(self, loss: float) -> None:
         """Keep the mean of the losses of each tenth of an epoch."""
@@ -231,20 +255,22 @@ class Training:
         loss = F.cross_entropy(
             logits.float(), labels, weight=self.class_weights, ignore_index=IGNORED
         )
+        if not bool((labels != IGNORED).any()):
+            loss = 0 * logits.float().sum()  # the mean over nothing would be no number
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         value = float(loss.detach())
         if not math.isfinite(value):
             raise FloatingPointError(
                 f"the loss of step {self.step} is {value}: training has diverged. The checkpoint "
-                "holds the last state that was saved; try a smaller lr."
+                "holds the last state that was saved; try a smaller lr, into another folder."
             )
         self.optimiser.step()
         return value
 
     def _watch(self) -> str:
         """Score the held-out images; a line that tells how they fared."""
-        metric = score(self.model, self.splits.held_out, self.recipe, device=self.device)
+        metric = score(self.model, self.splits.held_out, self.recipe)
         self.history.scores.append((self.step, metric.score()))
         loss = self.history.losses[-1][1] if self.history.losses else math.nan
         return (
@@ -270,6 +296,7 @@ class Training:
             "settings": self._settings(),
             "step": self.step,
             "origin": self.origin,
+            "sittings": self.sittings,
             "history": asdict(self.history),
         }
         save_tensors(path, tensors, about)
@@ -304,7 +331,9 @@ class Training:
                 velocity.copy_(tensors[f"velocity.{name}"])
                 self.optimiser.state[parameter]["momentum_buffer"] = velocity
         if "class_weights" in tensors:
-            self.class_weights = tensors["class_weights"].to(self.device)
+            # A copy: what was read may be the file itself, mapped into memory.
+            self.class_weights = tensors["class_weights"].to(self.device, copy=True)
+        self.sittings = about["sittings"]
         self.step, self.origin = about["step"], about["origin"]
         self.history = History(
             seconds=about["history"]["seconds"],
@@ -352,12 +381,23 @@ def learning_rate(progress: float, warmup: float) -> float:
 def class_weights(images: ImageSet, classes: int, power: float) -> Tensor:
     """What each class counts in the loss, (K,): ``share ** -power``, 1 on average over pixels."""
     counts = np.zeros(256, np.int64)
-    for sample in images[:: max(1, len(images) // _BALANCE_SAMPLE)]:
-        if sample.label is not None:
-            counts += np.bincount(np.asarray(sample.label).ravel(), minlength=256)
+    some = images[:: max(1, len(images) // _BALANCE_SAMPLE)]
+    with Progress("images whose classes are counted", len(some)) as progress:
+        for sample in some:
+            if sample.label is not None:
+                counts += np.bincount(np.asarray(sample.label).ravel(), minlength=256)
+            progress.advance()
     shares = np.maximum(counts[:classes] / counts[:classes].sum(), _RAREST)
     weights = shares**-power
     return torch.from_numpy(weights / (shares * weights).sum()).float()
+
+
+def usable(device: str) -> torch.device:
+    """The device called so, or a ValueError if there is none here."""
+    try:
+        return torch.zeros(1, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"cannot compute on {device!r}: {str(error).splitlines()[0]}") from error
 
 
 def _number(*words: int | str) -> int:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from bestta.data.samples import ImageSet
 from bestta.data.tensors import to_batches
-from bestta.metrics import MeanIoU
+from bestta.metrics import MeanIoU, metric_for
 from bestta.models.cards import PROFILE, WEIGHTS, Card, load, save_weights, sha256
 from bestta.profile import SourceProfile
-from bestta.progress import Progress
-from bestta.provenance import provenance
+from bestta.progress import Progress, span
 from bestta.training.curves import curves
 from bestta.training.loop import Training
 from bestta.training.scoring import score
@@ -62,18 +61,16 @@ def publish(training: Training, *, command: str, show: bool = True) -> Card:
         terms=recipe.terms,
         command=command,
         recipe=recipe.settings(),
-        metric="mIoU" if recipe.task == "segmentation" else "error",
-        notes=recipe.notes,
-        history={**_history(training), "origin": training.origin, **provenance()},
+        metric=metric_for(recipe.task, len(recipe.classes)).name,
+        notes=(*recipe.notes, *_missing(test)),
+        history={**_history(training), "origin": training.origin, "sittings": training.sittings},
         sha256={WEIGHTS: sha256(folder / WEIGHTS)},
     )
     _write(card, folder)
     model = load(folder)
 
     with Progress(f"{recipe.name}: test images", 2 * len(test), show=show) as progress:
-        trained = score(
-            training.model, test, recipe, device=training.device, progress=progress
-        ).score()
+        trained = score(training.model, test, recipe, progress=progress).score()
         metric = score(model, test, recipe, progress=progress)
     if abs(metric.score() - trained) > _STORED_TOLERANCE:
         raise ValueError(
@@ -117,14 +114,13 @@ def add_shift(folder: Path, shift: Shift) -> Card:
     card = Card.read(folder)
     scores = {
         **card.scores,
-        "clean": shift.clean,
         "images": shift.images,
         "precision": shift.precision,
+        f"clean_in_{shift.precision}": shift.clean,
         "corruptions": shift.corruptions,
         "weather": shift.weather,
+        "sittings": shift.provenance.get("sittings", []),
     }
-    if shift.per_class:
-        scores["per_class"] = shift.per_class
     card = replace(card, scores=scores)
     _write(card, folder)
     return card
@@ -138,12 +134,19 @@ def _write(card: Card, folder: Path) -> None:
 def _plain_batches(images: ImageSet, count: int, normalise: Any) -> Iterator[Tensor]:
     """``count`` training images spread over the set, as they are scored: not altered."""
     step = max(1, len(images) // count)
-    return to_batches(images[::step], 8, normalise)
+    return to_batches(images[::step][:count], 8, normalise)
+
+
+def _missing(test: ImageSet) -> tuple[str, ...]:
+    """What the test images lack of the published ones: their scores do not compare."""
+    phrases = [phrase for phrase in test.missing() if not phrase.startswith("split ")]
+    return (f"The test images lack {' and '.join(phrases)}.",) if phrases else ()
 
 
 def readable(card: Card) -> str:
     """The card as Markdown."""
-    scores, better = card.scores, "higher" if card.metric == "mIoU" else "lower"
+    scores = card.scores
+    better = "higher" if metric_for(card.task, 1).higher_is_better else "lower"
     width, height = card.size
     lines = [
         f"# {card.name}",
@@ -151,7 +154,7 @@ def readable(card: Card) -> str:
         f"{card.about}. {card.parameters / 1e6:.2f} million parameters.",
         "",
         "```python",
-        f'model = bestta.models.load("{card.name}")',
+        f'model = bestta.models.load("{card.name}")  # or the folder that this card lies in',
         f'profile = bestta.models.load_profile("{card.name}")',
         f'normalise = bestta.models.card("{card.name}").normalise',
         "```",
@@ -173,14 +176,19 @@ def readable(card: Card) -> str:
             "",
             f"{card.metric} in percent, {better} is better. Clean test images: "
             f"**{scores['clean']:.2f}**"
-            + (
-                f" ({scores['images']:,} images, computed in {scores['precision']})."
-                if "images" in scores
-                else "."
-            ),
+            + (f" ({scores['images']:,} images)." if "images" in scores else "."),
             "",
         ]
         lines += [note + "\n" for note in card.notes]
+    if "precision" in scores:
+        precision = scores["precision"]
+        lines += [
+            f"Computed in fp32; below in {precision}, in which the clean images score "
+            f"{scores[f'clean_in_{precision}']:.2f}."
+            if precision != "fp32"
+            else "Computed in fp32.",
+            "",
+        ]
     for table, title in (("weather", "simulated weather"), ("corruptions", "corruption")):
         if scores.get(table):
             lines += _table(title, scores[table])
@@ -193,12 +201,23 @@ def readable(card: Card) -> str:
 
 
 def _training(card: Card) -> str:
-    minutes = card.history.get("seconds", 0) / 60
-    threads = card.history.get("machine", {}).get("threads", "?")
+    sittings = card.history.get("sittings", [])
+
+    def seen(*path: str) -> str:
+        values = []
+        for sitting in sittings:
+            value: Any = sitting
+            for key in path:
+                value = value.get(key, "?") if isinstance(value, dict) else "?"
+            values.append(str(value))
+        return ", ".join(dict.fromkeys(values)) or "?"
+
+    origin = card.history.get("origin")
     return (
-        f"{card.recipe.get('epochs')} epochs, {minutes:.0f} minutes on a CPU, {threads} "
-        f"thread{'s' if threads != 1 else ''}; commit {card.history.get('commit')}, "
-        f"torch {card.history.get('versions', {}).get('torch')}"
+        f"{card.recipe.get('epochs')} epochs, {span(card.history.get('seconds', 0))} on "
+        f"{seen('device')} with {seen('machine', 'threads')} thread(s) in {len(sittings)} "
+        f"sitting(s); commit {seen('commit')}, torch {seen('versions', 'torch')}"
+        + (f"; encoder from {origin}" if origin else "")
     )
 
 

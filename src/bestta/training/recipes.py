@@ -31,7 +31,7 @@ class Splits:
     held_out: ImageSet
     """Never trained on and never reported: for choosing settings."""
     test: ImageSet
-    """Scored once, after the last step."""
+    """Not looked at before the last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +128,11 @@ def recipes() -> dict[str, Recipe]:
 
 def _cityscapes(root: Path | None) -> Splits:
     assert root is not None
-    train = Cityscapes(root, "train", ignore_fringes=True)
+    train = Cityscapes(root, "train", size=CITYSCAPES.size, ignore_fringes=True)
     every = 40
     kept = [i for i in range(len(train)) if i % every]
     held_out = [i for i in range(len(train)) if not i % every]
-    test = Cityscapes(root, "val", ignore_fringes=True)
+    test = Cityscapes(root, "val", size=CITYSCAPES.size, ignore_fringes=True)
     return Splits(Selection(train, kept), Selection(train, held_out), test)
 
 

@@ -41,7 +41,6 @@ def score(
     what: Scored,
     *,
     precision: Precision = "fp32",
-    device: torch.device | None = None,
     progress: Progress | None = None,
 ) -> Metric:
     """The metric of ``model`` over labelled samples, in eval mode; its mode is put back.
@@ -51,11 +50,11 @@ def score(
         samples: Anything with ``image`` and ``label``.
         what: Task, classes and normalisation.
         precision: ``"fp32"``, or ``"bf16"`` where that is safe: two to three times as fast.
-        device: Where the model is.
         progress: Advanced by each sample.
     """
     was_training = model.training
     model.eval()
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     try:
         metric: Metric = metric_for(what.task, len(what.classes))
         scored = 0
@@ -63,7 +62,7 @@ def score(
             inputs = normalised(np.stack([sample.image for sample in batch]), what.normalise)
             labels = np.stack([np.asarray(sample.label) for sample in batch])
             inputs = inputs.to(device)
-            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 logits = model(inputs)
             metric.add(logits.float().cpu(), torch.from_numpy(labels))
             scored += len(batch)

@@ -15,6 +15,7 @@ from bestta import protocols
 from bestta.data.corruptions import CORRUPTIONS, Family
 from bestta.data.samples import ImageSet
 from bestta.data.weather import CONDITIONS
+from bestta.files import write_whole
 from bestta.metrics import MeanIoU
 from bestta.models import Card
 from bestta.progress import Progress
@@ -99,7 +100,9 @@ def measure(
     for table, names in whole.items():
         for name in names:
             getattr(shift, table).setdefault(name, [None] * len(SEVERITIES))
-    shift.provenance = {**provenance(), "identity": identity}
+    now = provenance()
+    earlier = shift.provenance.get("sittings", [])
+    shift.provenance = {"identity": identity, "sittings": [*earlier, now]}
 
     todo = shift.missing()
     total = (len(todo) + (shift.clean is None)) * len(images)
@@ -134,9 +137,7 @@ def _write(path: Path | None, shift: Shift) -> None:
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(json.dumps(vars(shift), indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    write_whole(path, f"{json.dumps(vars(shift), indent=1)}\n".encode())
 
 
 def _resumed(path: Path, identity: dict[str, Any]) -> Shift:
@@ -148,6 +149,7 @@ def _resumed(path: Path, identity: dict[str, Any]) -> Shift:
     if seen != identity:
         differing = ", ".join(k for k in identity if seen.get(k) != identity[k])
         raise ValueError(
-            f"{path} holds scores of something else: {differing} differ. Name another file."
+            f"{path} holds scores of something else: {differing} differ. "
+            "Remove it to measure anew, or name another file."
         )
     return shift
