@@ -2,54 +2,50 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from bestta import provenance
 
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+@pytest.fixture
+def git(monkeypatch):
+    """Git's answers, so that the tests need no git: which files it tracks, and what it describes.
+
+    As its manual has it, ``ls-files --error-unmatch`` ends with 1 for a file that is not tracked,
+    and every command ends with 128 outside a repository.
+    """
+    answers = {"repository": True, "tracked": {"provenance.py"}, "describe": "abc1234-dirty"}
+
+    def run(words, *, cwd, **how):
+        assert words[0] == "git"
+        assert (cwd / "provenance.py").exists()
+        code, out = 0, f"{answers['describe']}\n"
+        if words[1] == "ls-files":
+            assert words[2] == "--error-unmatch"
+            code, out = (0 if words[3] in answers["tracked"] else 1), f"{words[3]}\n"
+        code = code if answers["repository"] else 128
+        return subprocess.CompletedProcess(words, code, out if code == 0 else "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return answers
 
 
-def repository(folder: Path) -> str:
-    """Make ``folder`` a repository with one commit of all it holds; the commit."""
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(folder)]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *words], check=True, capture_output=True)
-    described = subprocess.run([*git, "describe", "--always"], capture_output=True, text=True)
-    return described.stdout.strip()
+def test_the_commit_is_that_of_the_repository_the_file_belongs_to(git):
+    assert provenance.commit() == "abc1234-dirty"
 
 
-def placed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the module in ``folder``, which it believes to be its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    copy = folder / "provenance.py"
-    shutil.copy(provenance.__file__, copy)
-    monkeypatch.setattr(provenance, "__file__", str(copy))
-    return copy
-
-
-@needs_git
-def test_the_commit_is_that_of_the_repository_the_file_belongs_to(tmp_path, monkeypatch):
-    copy = placed(tmp_path, monkeypatch)
-    commit = repository(tmp_path)
-    assert provenance.commit() == commit
-    copy.write_text(copy.read_text() + "# changed")
-    assert provenance.commit() == f"{commit}-dirty"
-
-
-@needs_git
-def test_a_copy_installed_below_somebodys_repository_claims_no_commit(tmp_path, monkeypatch):
-    (tmp_path / "theirs.py").write_text("")
-    repository(tmp_path)
-    placed(tmp_path / ".venv" / "bestta", monkeypatch)
+def test_a_copy_installed_below_somebodys_repository_claims_no_commit(git):
+    git["tracked"] = {"theirs.py"}
     assert provenance.commit() is None
 
 
-def test_without_git_or_repository_there_is_no_commit(tmp_path, monkeypatch):
-    placed(tmp_path, monkeypatch)
+def test_outside_any_repository_there_is_no_commit(git):
+    git["repository"] = False
     assert provenance.commit() is None
+
+
+def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert provenance.commit() is None

@@ -702,7 +702,7 @@ class FakeCifar10(ImageSet):
         return f"{self.split}/{index:05}"
 
     def read(self, index):
-        raise NotImplementedError
+        raise AssertionError(f"splitting a set read image {index} of it")
 
 
 def test_cifar10_holds_out_five_thousand_of_its_training_images(tmp_path, monkeypatch):
