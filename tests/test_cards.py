@@ -690,3 +690,25 @@ def test_the_card_tells_what_the_test_images_lack(tmp_path):
     note = "The test images lack 267 of the 500 images of split 'val' and the images of ulm."
     assert bestta.models.card(tmp_path).notes[-1] == note
     assert note in (tmp_path / READABLE).read_text()
+
+
+def test_a_class_of_one_pixel_is_noted_with_the_mean_without_it(tmp_path):
+    scene, train = scenes(2, "val", 0)[0], Streets.classes.index("train")
+
+    class Accident(Colours):
+        """64 streets of 2,048 pixels: one of 131,072 pixels is labelled as a train."""
+
+        def read(self, index):
+            label = scene.label.copy()
+            label[0, 0] = label[0, 0] if index else train
+            return replace(scene, name=self.name(index), label=label)
+
+    splits = Splits(scenes(8, "train"), scenes(2, "val", 1), Accident(64))
+    training = Training(streets(epochs=1, splits=lambda root: splits), tmp_path)
+    training.run(show=False)
+    publish(training, command="", show=False)
+    known = bestta.models.card(tmp_path)
+    others = [iou for name, iou in known.scores["per_class"].items() if name != "train"]
+    others = [iou for iou in others if iou is not None]
+    assert known.notes[-1].startswith("The test images have next to none of train (pixels: 1)")
+    assert known.notes[-1].endswith(f"Without: {sum(others) / len(others):.2f}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ _PROFILED = {"segmentation": 500, "classification": 5000}
 """So many training images go into the profile."""
 _STORED_TOLERANCE = 0.1
 """So far, in points, the score of the stored weights may be from that of the trained ones."""
+_HARDLY = 1e-5
+"""A class with a smaller share of the labelled test pixels is an accident, and noted as one."""
 
 
 def publish(training: Training, *, command: str, show: bool = True) -> Card:
@@ -89,6 +91,7 @@ def publish(training: Training, *, command: str, show: bool = True) -> Card:
     clean: dict[str, Any] = {"clean": metric.score(), "clean_as_trained": trained}
     if isinstance(metric, MeanIoU):
         clean["per_class"] = dict(zip(recipe.classes, metric.per_class(), strict=True))
+        card = replace(card, notes=(*card.notes, *_hardly_there(metric, recipe.classes)))
     files = {file: sha256(folder / file) for file in (WEIGHTS, PROFILE)}
     card = replace(card, scores=clean, sha256=files)
     _write(card, folder)
@@ -141,6 +144,20 @@ def _missing(test: ImageSet) -> tuple[str, ...]:
     """What the test images lack of the published ones: their scores do not compare."""
     phrases = [phrase for phrase in test.missing() if not phrase.startswith("split ")]
     return (f"The test images lack {' and '.join(phrases)}.",) if phrases else ()
+
+
+def _hardly_there(metric: MeanIoU, classes: Sequence[str]) -> tuple[str, ...]:
+    """Classes with next to no pixels, which count as much in the mean as the road, and without."""
+    labelled = metric.counts.sum(1).tolist()
+    rare = [c for c, pixels in enumerate(labelled) if 0 < pixels < _HARDLY * sum(labelled)]
+    if not rare:
+        return ()
+    named = " and ".join(f"{classes[c]} (pixels: {labelled[c]:,})" for c in rare)
+    others = metric.score(only=[c for c in range(metric.classes) if c not in rare])
+    return (
+        f"The test images have next to none of {named}, an accident of the labels that counts in "
+        f"the mean like any class. Without: {others:.2f}.",
+    )
 
 
 def readable(card: Card) -> str:
