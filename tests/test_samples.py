@@ -8,6 +8,7 @@ import pickle
 import struct
 import warnings
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -435,3 +436,14 @@ def test_a_set_that_lacks_a_part_is_refused_when_it_is_made_and_not_when_it_is_r
 
     with pytest.raises(TypeError, match="name"):
         Nameless()
+
+
+@given(size=st.integers(0, 300), count=st.integers(1, 300))
+def test_some_of_a_set_are_spread_over_all_of_it(size, count):
+    some = Numbers(size).some(count)
+    assert len(some) == min(size, count)
+    places = [int(some.name(i).removeprefix("number/")) for i in range(len(some))]
+    # With the set's end as one more place, no two gaps differ by more than one.
+    gaps = {b - a for a, b in pairwise([*places, size])}
+    assert not gaps or (min(gaps) >= 1 and max(gaps) - min(gaps) <= 1)
+    assert places[:1] == ([0] if size else [])

@@ -90,7 +90,7 @@ def score(
         raise ValueError(f"{card.name} is scored on files: name their folder with --data.")
     images = recipe.splits(data).test
     if count is not None and count < len(images):
-        images = images[:: len(images) // count][:count]
+        images = images.some(count)
     some = "" if count is None else f"-{len(images)}"
     path = out or (own / f"shift{some}.json" if own else Path(f"{card.name}-shift{some}.json"))
     model.to(usable(device), memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -110,6 +110,11 @@ class ImageSet(ABC):
             raise IndexError(f"no sample {index} in a set of {len(self)}")
         return self.read(index % len(self))
 
+    def some(self, count: int) -> ImageSet:
+        """At most ``count`` of the samples, evenly spread over the whole set."""
+        count = min(count, len(self))
+        return Selection(self, [number * len(self) // count for number in range(count)])
+
     def __iter__(self) -> Iterator[Sample]:
         for index in range(len(self)):
             try:
