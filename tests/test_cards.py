@@ -28,7 +28,7 @@ from bestta.models import Card, WideResNet, cards
 from bestta.models.cards import CARD, PROFILE, READABLE, SHIPPED, WEIGHTS, save_weights, sha256
 from bestta.training import Training, publish, score
 from bestta.training.curves import _ticks, curves
-from bestta.training.publish import CURVES, add_shift, published, readable
+from bestta.training.publish import _PROFILED, CURVES, add_shift, published, readable
 from bestta.training.recipes import Splits
 from bestta.training.shift import Shift
 from tiny import Colours, card, colours, scenes, streets
@@ -286,6 +286,10 @@ def test_the_readable_card_holds_terms_command_checksums_and_every_score():
         "encoder from lite0.pth" in text
     )
     assert f"({CURVES})" in text
+    assert "dirty" not in text
+    dirty = {"sittings": [{"commit": "abc1234-dirty"}, {"commit": None}]}
+    told = "commit abc1234-dirty, None (dirty: with changes that were not committed)"
+    assert told in readable(card(**FULL | {"history": dirty}))
     assert "higher is better" in readable(card(**FULL | {"task": "segmentation"}))
 
 
@@ -642,6 +646,23 @@ def test_publishing_leaves_out_a_broken_training_image(tmp_path):
     with pytest.warns(UserWarning, match="skipped"):
         publish(training, command="", show=False)
     assert bestta.models.load_profile(tmp_path).images == 7
+
+
+def test_the_profile_is_of_images_from_all_of_the_training_set(tmp_path, monkeypatch):
+    train, seen = Colours(16), []
+    training = Training(colours(train), tmp_path)
+    training.run(show=False)
+    read = Colours.read
+
+    def watched(self, index):
+        seen.extend([index] if self is train else [])
+        return read(self, index)
+
+    monkeypatch.setattr(Colours, "read", watched)
+    monkeypatch.setitem(_PROFILED, "classification", 6)
+    publish(training, command="", show=False)
+    # The numbers below 6, stretched by 16 / 6 and rounded down.
+    assert seen == [0, 2, 5, 8, 10, 13]
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED_NAMES))

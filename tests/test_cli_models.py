@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import bestta
+from bestta import provenance
 from bestta.cli import models as cli_models
 from bestta.cli import train as cli_train
 from bestta.models import cards
@@ -113,6 +114,51 @@ def test_a_training_that_ended_before_it_was_published_is_published(run, folder)
     bestta.models.load(folder)
 
 
+def test_damaged_weights_are_published_again_by_the_command_that_the_error_names(run, folder):
+    weights = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(weights[:1000])
+    assert "train the model again" in run("models", "show", "mine").stderr
+    done = run(*TRAIN, "--out", "mine")
+    assert "Next: bestta models score mine" in done.stdout
+    assert (folder / WEIGHTS).read_bytes() == weights
+    assert run("models", "show", "mine").returncode == 0
+
+
+def test_ctrl_c_in_the_last_step_stops_before_publishing(run, tmp_path, monkeypatch):
+    learn = Training._learn
+
+    def interrupted(self, images, labels):
+        if self.step == self.steps - 1:
+            signal.raise_signal(signal.SIGINT)
+        return learn(self, images, labels)
+
+    monkeypatch.setattr(Training, "_learn", interrupted)
+    done = run(*TRAIN, "--out", "mine")
+    assert done.returncode == 130
+    assert "Stopped after step 8 of 8. The same command goes on" in done.stdout
+    assert not (tmp_path / "mine" / CARD).exists()
+    assert "Next: bestta models score mine" in run(*TRAIN, "--out", "mine").stdout
+
+
+@pytest.mark.parametrize("known", [{"avx512_bf16": False, "amx_bf16": False}, {"amx_bf16": True}])
+def test_a_cpu_without_bf16_is_told(run, monkeypatch, known):
+    monkeypatch.setattr(provenance, "cpu", lambda: {"architecture": "x86_64", **known})
+    said = "This CPU has no bf16: --precision fp32 is faster"
+    slow = not any(known.values())
+    assert (said in run(*TRAIN, "--minutes", 0).stderr) == slow
+    fp32 = run(*TRAIN, "--minutes", 0, "--precision", "fp32", "--out", "single")
+    assert said not in fp32.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("--minutes", "10"), ("--minutes=10", "--checkpoint-minutes", "0.5")]
+)
+def test_the_command_on_the_card_is_not_that_of_one_sitting(run, words):
+    done = run(*TRAIN[:2], *words, *TRAIN[2:], "--out", "mine")
+    assert done.returncode == 0, done.stderr
+    assert bestta.models.card("mine").command == "bestta train colours --threads 1 --out mine"
+
+
 def test_ctrl_c_stops_after_the_step_and_ends_with_130(run, tmp_path, monkeypatch):
     learn = Training._learn
 
@@ -162,7 +208,7 @@ def test_minutes_are_of_sixty_seconds_and_threads_are_those_of_pytorch(run, monk
         (["train", "colours", "--data", "."], "colours makes its own images and takes no --data"),
         (["train", "colours", "--init", "."], "starts from random weights and takes no --init"),
         (["train", "colours", "--device", "nowhere"], "cannot compute on 'nowhere'"),
-        (["train", "colours", "--lr", "0"], "lr must be above 0"),
+        (["train", "colours", "--lr", "0"], "lr must be a number above 0"),
         (["train", "colours", "--epochs", "0"], "--epochs"),
         (["train", "colours", "--batch", "17"], "16 training images do not fill one batch of 17"),
         (["train"], "Missing argument"),
@@ -311,9 +357,9 @@ def test_the_few_images_are_spread_over_the_test_set(run, folder, monkeypatch):
         return read(self, index)
 
     monkeypatch.setattr(Colours, "read", watched)
-    run("models", "score", "mine", "--count", 2, "--workers", 0)
-    # Nine test images, of seed 2: every fourth, two of them.
-    assert set(seen) == {(2, 0), (2, 4)}
+    run("models", "score", "mine", "--count", 5, "--workers", 0)
+    # Nine test images, of seed 2; the numbers below 5, stretched by 9 / 5 and rounded down.
+    assert set(seen) == {(2, 0), (2, 1), (2, 3), (2, 5), (2, 7)}
 
 
 def test_score_of_all_images_goes_on_the_card(run, folder):
@@ -325,10 +371,12 @@ def test_score_of_all_images_goes_on_the_card(run, folder):
     assert scores["images"] == 9
     assert scores["corruptions"] == held["corruptions"]
     assert "| contrast |" in (folder / READABLE).read_text()
+    sittings = scores["sittings"]
     # What was measured once is not measured again.
     measured = (folder / "shift.json").stat().st_mtime_ns
     assert run("models", "score", "mine", "--workers", 0).returncode == 0
     assert (folder / "shift.json").stat().st_mtime_ns == measured
+    assert bestta.models.card(folder).scores["sittings"] == sittings, "nobody sat down"
 
 
 @pytest.mark.usefixtures("shipped")

@@ -8,6 +8,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -25,7 +27,7 @@ from bestta.data.corruptions import Corruption
 from bestta.data.samples import Sample, Selection
 from bestta.data.tensors import to_tensor
 from bestta.data.weather import Weather
-from bestta.files import load_tensors, save_tensors
+from bestta.files import held, load_tensors, save_tensors
 from bestta.models.cards import NETWORKS
 from bestta.training import Augment, Training, measure, recipes, score
 from bestta.training import shift as shift_module
@@ -838,7 +840,9 @@ def test_pretrained_weights_come_from_the_file_named_and_not_again_when_it_goes_
         ({"loss_stride": 0}, "loss_stride must be 1 or more; got 0"),
         ({"precision": "fp16"}, "'bf16' or 'fp32'; got 'fp16'"),
         ({"warmup": 1.0}, "warmup from 0 to below 1; got 0.05, 1.0"),
-        ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": 0.0}, "lr must be a number above 0"),
+        ({"lr": math.nan}, "lr must be a number above 0"),
+        ({"lr": math.inf}, "lr must be a number above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(changes, named):
@@ -1127,8 +1131,95 @@ def test_going_on_with_other_threads_is_told(tmp_path):
     trained(colours(), tmp_path, seconds=0)
     torch.set_num_threads(2)
     training = Training(colours(), tmp_path)
-    with pytest.warns(UserWarning, match="trained with 1 threads so far and goes on with 2"):
+    with pytest.warns(UserWarning, match="number of threads was 1 and is 2 as training goes on"):
         training.run(show=False, seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        (("versions", "torch"), "torch was another and is"),
+        (("versions", "numpy"), "numpy was another and is"),
+        (("machine", "cpu"), "CPU was another and is"),
+        (("device",), "device was another and is cpu"),
+    ],
+)
+def test_going_on_elsewhere_is_told(place, what, tmp_path):
+    trained(colours(), tmp_path, seconds=0)
+    tensors, about = load_tensors(tmp_path / CHECKPOINT, KIND)
+    sitting = about["sittings"][-1]
+    for key in place[:-1]:
+        sitting = sitting[key]
+    sitting[place[-1]] = "another"
+    save_tensors(tmp_path / CHECKPOINT, tensors, about)
+    with pytest.warns(UserWarning, match=what):
+        trained(colours(), tmp_path, seconds=0)
+
+
+def test_a_finished_training_does_not_go_on_so_nothing_differs(tmp_path):
+    trained(colours(), tmp_path)
+    torch.set_num_threads(2)
+    trained(colours(), tmp_path)  # warnings are errors here
+
+
+@pytest.mark.parametrize("key", ["sittings", "history", "origin", "settings"])
+def test_a_checkpoint_of_another_version_is_named_as_such(key, tmp_path):
+    trained(colours(), tmp_path, seconds=0)
+    tensors, about = load_tensors(tmp_path / CHECKPOINT, KIND)
+    del about[key]
+    save_tensors(tmp_path / CHECKPOINT, tensors, about)
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors was .*into another folder"):
+        Training(colours(), tmp_path)
+
+
+def test_a_checkpoint_of_another_network_is_named_as_such(tmp_path):
+    trained(colours(), tmp_path, seconds=0)
+    tensors, about = load_tensors(tmp_path / CHECKPOINT, KIND)
+    del tensors["model.conv1.weight"]
+    save_tensors(tmp_path / CHECKPOINT, tensors, about)
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors was .*conv1\.weight"):
+        Training(colours(), tmp_path)
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path):
+    trained(colours(), tmp_path, seconds=0)
+    unfinished = tmp_path / f".{CHECKPOINT}.4711.tmp"
+    unfinished.write_bytes(b"half")
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    with held(tmp_path), pytest.raises(ValueError, match="another process works in"):
+        trained(colours(), tmp_path)
+    assert unfinished.exists(), "what the other one is writing was taken away"
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert trained(colours(), tmp_path).done, "the folder was let go"
+
+
+def test_a_killed_process_lets_go_of_its_folder(tmp_path):
+    code = (
+        "import sys, time, pathlib; from bestta.files import held\n"
+        f"with held(pathlib.Path({str(tmp_path)!r})): print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match="another process"), held(tmp_path):
+            pass
+        other.kill()
+    with held(tmp_path):
+        pass
+
+
+def test_training_leaves_pytorchs_generator_as_it_was(tmp_path):
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    trained(streets(), tmp_path, seconds=0)
+    assert torch.rand(3).equal(expected)
+
+
+def test_the_first_signal_is_answered(tmp_path, monkeypatch, capfd):
+    raising(monkeypatch, signal.SIGINT, at=2)
+    Training(colours(), tmp_path).run(show=True)
+    said = capfd.readouterr().err
+    assert "Stopping after this step, with a checkpoint; again to stop at once." in said
 
 
 def test_waiting_for_images_is_time_spent_in_training(tmp_path):
@@ -1142,10 +1233,12 @@ def test_waiting_for_images_is_time_spent_in_training(tmp_path):
     assert training.history.seconds > 2 * 8 * 0.02
 
 
-def test_a_batch_without_any_label_teaches_nothing_and_ends_nothing(tmp_path):
+def test_a_batch_without_any_label_has_no_loss_and_breaks_nothing(tmp_path):
     training = Training(streets(), tmp_path)
     images, labels = training.batch(0)
+    training.step = 2  # past the warm-up: the step has a size
     assert training._learn(images, torch.full_like(labels, 255)) == 0
+    assert all(bool(value.isfinite().all()) for value in training.model.state_dict().values())
 
 
 def test_what_a_killed_run_left_half_written_is_cleared_away(tmp_path):

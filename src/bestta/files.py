@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
+
+if sys.platform != "win32":
+    import fcntl
 
 KEY = "bestta"
 
@@ -41,6 +46,29 @@ def write_whole(path: Path, data: bytes) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Have ``folder`` to oneself; a ValueError if another process, or another part of this, has it.
+
+    The system lets go of it when the process ends, however that comes about. On systems
+    without such locks nobody is kept out.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another process works in {folder}. Wait for it, stop it, or use another folder."
+            ) from error
+        yield
+    finally:
+        os.close(place)
 
 
 def load_tensors(

@@ -32,10 +32,24 @@ def provenance() -> dict[str, Any]:
         },
         "machine": {
             "processor": platform.machine(),
+            "cpu": cpu().get("cpu_name") or platform.processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
         },
     }
+
+
+def cpu() -> dict[str, Any]:
+    """What PyTorch knows of this CPU: its name and its instructions; older versions know none."""
+    return dict(getattr(torch.cpu, "get_capabilities", dict)())
+
+
+def lacks_bf16() -> bool:
+    """Whether PyTorch knows this CPU to have no bf16 instructions, so that fp32 is faster."""
+    known = cpu()
+    return known.get("architecture") == "x86_64" and not (
+        known.get("avx512_bf16") or known.get("amx_bf16")
+    )
 
 
 def commit() -> str | None:

@@ -13,6 +13,7 @@ import typer
 
 from bestta.cli.models import PrecisionName
 from bestta.models import names
+from bestta.provenance import lacks_bf16
 from bestta.training import Training, publish, recipes
 from bestta.training.loop import CHECKPOINT
 from bestta.training.publish import published
@@ -68,11 +69,15 @@ def train(
         + (f"Going on after step {training.step:,}. " if resumed else "")
         + f"Checkpoint: {folder / CHECKPOINT}"
     )
+    if chosen.precision == "bf16" and training.device.type == "cpu" and lacks_bf16():
+        typer.echo(
+            "This CPU has no bf16: --precision fp32 is faster, into its own --out.", err=True
+        )
     training.run(
         seconds=None if minutes is None else 60 * minutes,
         checkpoint_every=60 * checkpoint_minutes,
     )
-    if not training.done:
+    if training.interrupted or not training.done:
         typer.echo(
             f"{'Stopped' if training.interrupted else 'Time is up'} after step {training.step:,} "
             f"of {training.steps:,}. The same command goes on from there."
@@ -88,10 +93,14 @@ def train(
 
 
 def _command() -> str:
-    """What was typed, without the paths of this machine."""
+    """What was typed, without the paths of this machine and the length of this sitting."""
     words = ["bestta"]
+    left_out = False
     for word in sys.argv[1:]:
         option, equals, value = word.partition("=")
+        if left_out or option in _SITTING:
+            left_out = not left_out and not equals
+            continue
         if words[-1] in _PATHS or Path(word).is_absolute():
             word = "PATH"
         elif option in _PATHS or (equals and Path(value).is_absolute()):
@@ -102,3 +111,6 @@ def _command() -> str:
 
 _PATHS = ("--data", "--init")
 """Options whose values say where things are on one machine."""
+
+_SITTING = ("--minutes", "--checkpoint-minutes")
+"""Options of one sitting, which change nothing of what comes out."""

@@ -154,6 +154,7 @@ def load(name: str | os.PathLike[str]) -> nn.Module:
 
     Raises:
         ValueError: If there is no such model, or its weights are not those its card tells of.
+        FileNotFoundError: If its card or its weights are missing.
     """
     folder = folder_of(name)
     known = Card.read(folder)

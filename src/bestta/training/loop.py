@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bestta.data.samples import IGNORED, ImageSet, Sample, UnreadableImage
 from bestta.data.seeds import generator
-from bestta.files import load_tensors, save_tensors
+from bestta.files import held, load_tensors, save_tensors
 from bestta.progress import Progress, span
 from bestta.provenance import provenance
 from bestta.training.recipes import Recipe, Splits
@@ -57,8 +57,8 @@ class Training:
 
     What a step does depends on the recipe, the step's number and the tensors in the checkpoint, and
     on nothing else: images are drawn and altered by generators named after the epoch and the image,
-    and PyTorch's own generator is seeded at every step. So a run that was killed repeats the steps
-    after its last checkpoint to the bit, on the same CPU with as many threads.
+    and PyTorch's own generator is seeded for every step, and put back. So a run that was killed
+    repeats the steps after its last checkpoint to the bit, on the same CPU with as many threads.
 
     Args:
         recipe: What to train.
@@ -96,8 +96,9 @@ class Training:
         self.interrupted = False
         self.sittings: list[dict[str, Any]] = []
         self.history = History()
-        torch.manual_seed(recipe.seed)
-        self.model = recipe.build()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            self.model = recipe.build()
         self.origin = ""
         checkpoint = self.folder / CHECKPOINT
         if recipe.init is not None and not checkpoint.exists():
@@ -141,16 +142,17 @@ class Training:
             Whether the training is done.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):
-            left.unlink(missing_ok=True)  # by a run that was killed while it wrote
-        self._sit_down()
-        started = saved = turned = time.monotonic()
         name = self.recipe.name
         with (
+            held(self.folder),
             Progress(f"{name}: steps", self.steps, show=show, done=self.step) as progress,
-            _stop_requests() as requests,
+            _stop_requests(show) as requests,
             closing(self._batches()) as batches,
         ):
+            for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):
+                left.unlink(missing_ok=True)  # by a run that was killed while it wrote
+            self._sit_down()
+            started = saved = turned = time.monotonic()
             for images, labels in batches:
                 self._note(self._learn(images, labels))
                 self.step += 1
@@ -173,16 +175,21 @@ class Training:
 
     def _sit_down(self) -> None:
         """Note with what this sitting trains; warn where its bits will differ from the last's."""
-        threads = torch.get_num_threads()
-        if self.sittings and (before := self.sittings[-1]["machine"]["threads"]) != threads:
+        if self.done:
+            return
+        now = {**provenance(), "device": self.device.type, "from_step": self.step}
+        then = _deciding(self.sittings[-1] if self.sittings else now)
+        self.sittings.append(now)
+        differing = [
+            f"{what} was {then[what]} and is {value}"
+            for what, value in _deciding(now).items()
+            if then.get(what, value) != value
+        ]
+        if differing:
             warnings.warn(
-                f"trained with {before} threads so far and goes on with {threads}: what comes out "
-                "will be as good, but not the same to the bit.",
+                f"{', '.join(differing)} as training goes on: what comes out will be as good, "
+                "but not the same to the bit.",
                 stacklevel=3,
-            )
-        if not self.done:
-            self.sittings.append(
-                {**provenance(), "device": self.device.type, "from_step": self.step}
             )
 
     def _note(self, loss: float) -> None:
@@ -239,8 +246,12 @@ class Training:
 
     def _learn(self, images: Tensor, labels: Tensor) -> float:
         """One step of SGD; the loss before it."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_number(self.recipe.seed, "step", self.step))
+            return self._descend(images, labels)
+
+    def _descend(self, images: Tensor, labels: Tensor) -> float:
         recipe = self.recipe
-        torch.manual_seed(_number(recipe.seed, "step", self.step))
         rate = learning_rate(self.step / self.steps, recipe.warmup)
         for group in self.optimiser.param_groups:
             group["lr"] = recipe.lr * group["factor"] * rate
@@ -308,7 +319,7 @@ class Training:
 
     def _load(self, path: Path) -> None:
         tensors, about = load_tensors(path, KIND)
-        now, then = self._settings(), about["settings"]
+        now, then = self._settings(), about.get("settings", {})
         differing = [
             f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
             for name in sorted(now.keys() | then.keys())
@@ -319,6 +330,16 @@ class Training:
                 f"{path} was begun with other settings: {'; '.join(differing)}. "
                 "Go on with those, or train into another folder."
             )
+        try:
+            self._restore(tensors, about)
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise ValueError(
+                f"{path} was written by another version of bestta and cannot be gone on from "
+                f"({type(error).__name__}: {' '.join(str(error).split())}). "
+                "Train into another folder."
+            ) from error
+
+    def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         state = {
             name.removeprefix("model."): tensor
             for name, tensor in tensors.items()
@@ -343,8 +364,20 @@ class Training:
         )
 
 
+def _deciding(sitting: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a sitting's last bits, as far as it was noted."""
+    known = {
+        "device": sitting.get("device"),
+        "CPU": sitting.get("machine", {}).get("cpu"),
+        "number of threads": sitting.get("machine", {}).get("threads"),
+        "torch": sitting.get("versions", {}).get("torch"),
+        "numpy": sitting.get("versions", {}).get("numpy"),
+    }
+    return {what: value for what, value in known.items() if value}
+
+
 @contextmanager
-def _stop_requests() -> Iterator[list[int]]:
+def _stop_requests(tell: bool) -> Iterator[list[int]]:
     """The signals that asked to stop so far: SIGINT and SIGTERM are noted instead of raised.
 
     A step that is interrupted half way has moved some parameters and not others.
@@ -355,6 +388,8 @@ def _stop_requests() -> Iterator[list[int]]:
         if requests:
             raise KeyboardInterrupt
         requests.append(number)
+        if tell:  # past Python's buffers, which may be in use where the signal came
+            os.write(2, b"\nStopping after this step, with a checkpoint; again to stop at once.\n")
 
     if threading.current_thread() is not threading.main_thread():
         yield requests  # signals are the main thread's

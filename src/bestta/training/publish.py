@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bestta.data.samples import ImageSet
 from bestta.data.tensors import to_batches
+from bestta.files import held
 from bestta.metrics import MeanIoU, metric_for
 from bestta.models.cards import PROFILE, WEIGHTS, Card, load, save_weights, sha256
 from bestta.profile import SourceProfile
@@ -45,6 +46,11 @@ def publish(training: Training, *, command: str, show: bool = True) -> Card:
             f"training has come {training.epoch:.1f} of {training.recipe.epochs} epochs: "
             "finish it first."
         )
+    with held(training.folder):
+        return _publish(training, command, show)
+
+
+def _publish(training: Training, command: str, show: bool) -> Card:
     recipe, folder, test = training.recipe, training.folder, training.splits.test
     save_weights(training.model, folder / WEIGHTS)
     model = recipe.build()
@@ -105,9 +111,12 @@ def _history(training: Training) -> dict[str, Any]:
 
 
 def published(folder: Path) -> bool:
-    """Whether `publish` came to its end here."""
+    """Whether `publish` came to its end here, and its files are still those that it wrote."""
     try:
-        return PROFILE in Card.read(folder).sha256
+        files = Card.read(folder).sha256
+        return PROFILE in files and all(
+            sha256(folder / file) == expected for file, expected in files.items()
+        )
     except (ValueError, OSError):
         return False
 
@@ -136,8 +145,7 @@ def _write(card: Card, folder: Path) -> None:
 
 def _plain_batches(images: ImageSet, count: int, normalise: Any) -> Iterator[Tensor]:
     """``count`` training images spread over the set, as they are scored: not altered."""
-    step = max(1, len(images) // count)
-    return to_batches(images[::step][:count], 8, normalise)
+    return to_batches(images.some(count), 8, normalise)
 
 
 def _missing(test: ImageSet) -> tuple[str, ...]:
@@ -171,9 +179,10 @@ def readable(card: Card) -> str:
         f"{card.about}. {card.parameters / 1e6:.2f} million parameters.",
         "",
         "```python",
-        f'model = bestta.models.load("{card.name}")  # or the folder that this card lies in',
-        f'profile = bestta.models.load_profile("{card.name}")',
-        f'normalise = bestta.models.card("{card.name}").normalise',
+        f'name = "{card.name}"  # the one that ships; for one of your own, the folder of this card',
+        "model = bestta.models.load(name)",
+        "profile = bestta.models.load_profile(name)",
+        "normalise = bestta.models.card(name).normalise",
         "```",
         "",
         "| | |",
@@ -230,10 +239,13 @@ def _training(card: Card) -> str:
         return ", ".join(dict.fromkeys(values)) or "?"
 
     origin = card.history.get("origin")
+    dirty = any(str(sitting.get("commit")).endswith("-dirty") for sitting in sittings)
     return (
         f"{card.recipe.get('epochs')} epochs, {span(card.history.get('seconds', 0))} on "
         f"{seen('device')} with {seen('machine', 'threads')} thread(s) in {len(sittings)} "
-        f"sitting(s); commit {seen('commit')}, torch {seen('versions', 'torch')}"
+        f"sitting(s); commit {seen('commit')}"
+        + (" (dirty: with changes that were not committed)" if dirty else "")
+        + f", torch {seen('versions', 'torch')}"
         + (f"; encoder from {origin}" if origin else "")
     )
 

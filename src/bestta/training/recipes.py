@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -93,9 +94,10 @@ class Recipe:
                 raise ValueError(f"{name} must be 1 or more; got {getattr(self, name)}.")
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision is 'bf16' or 'fp32'; got {self.precision!r}.")
-        if not 0 <= self.warmup < 1 or self.lr <= 0:
+        if not 0 <= self.warmup < 1 or not 0 < self.lr < math.inf:
             raise ValueError(
-                f"lr must be above 0 and warmup from 0 to below 1; got {self.lr}, {self.warmup}."
+                "lr must be a number above 0 and warmup from 0 to below 1; "
+                f"got {self.lr}, {self.warmup}."
             )
 
     def build(self) -> nn.Module:

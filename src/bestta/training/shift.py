@@ -100,11 +100,12 @@ def measure(
     for table, names in whole.items():
         for name in names:
             getattr(shift, table).setdefault(name, [None] * len(SEVERITIES))
-    now = provenance()
-    earlier = shift.provenance.get("sittings", [])
-    shift.provenance = {"identity": identity, "sittings": [*earlier, now]}
-
     todo = shift.missing()
+    sittings = shift.provenance.get("sittings", [])
+    if todo or shift.clean is None:
+        sittings = [*sittings, provenance()]
+    shift.provenance = {"identity": identity, "sittings": sittings}
+
     total = (len(todo) + (shift.clean is None)) * len(images)
     with Progress(f"{card.name}: images", total, show=show) as progress:
         if shift.clean is None:
