@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -505,7 +506,7 @@ def test_values_that_fp16_cannot_hold_are_refused_by_name(tmp_path):
 # Models that come with the library
 
 
-SHIPPED_NAMES = {"streets"}
+SHIPPED_NAMES = {"cifar10", "cityscapes", "streets"}
 
 
 def test_the_shipped_models_are_these():
@@ -663,6 +664,17 @@ def test_the_profile_is_of_images_from_all_of_the_training_set(tmp_path, monkeyp
     publish(training, command="", show=False)
     # The numbers below 6, stretched by 16 / 6 and rounded down.
     assert seen == [0, 2, 5, 8, 10, 13]
+
+
+def test_weights_with_terms_of_their_own_are_in_the_licence_of_the_package():
+    root = Path(__file__).parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    others = {name for name in SHIPPED_NAMES if "Apache-2.0" not in bestta.models.card(name).terms}
+    licences = set(project["license"].split(" AND "))
+    assert licences == {"Apache-2.0"} | {f"LicenseRef-{name.title()}-weights" for name in others}
+    for name in others:
+        assert f"LICENSE-{name}-weights" in project["license-files"]
+        assert f'"{name}"' in (root / f"LICENSE-{name}-weights").read_text()
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED_NAMES))
