@@ -84,8 +84,9 @@ def main() -> None:
     ratio = seconds["adapted"] / seconds["plain"]
     print(f"Adapting took {ratio:.1f}x the time of the plain forward on this small network.")
     print(f"\nLook at {PICTURE}: what the camera saw, the truth, and both predictions.")
-    print("Next: `bestta models` lists what ships, examples/your_own_model.py wraps a model you")
-    print("have, `bestta data preview streets` shows the scenes, and README.md has the rest.")
+    print("Next: `. .venv/bin/activate`, then `bestta models` lists what ships and `bestta data")
+    print("preview streets` shows the scenes; examples/your_own_model.py wraps a model you have,")
+    print("and README.md has the rest.")
 
 
 if __name__ == "__main__":

@@ -743,5 +743,7 @@ def test_a_class_of_one_pixel_is_noted_with_the_mean_without_it(tmp_path):
     known = bestta.models.card(tmp_path)
     others = [iou for name, iou in known.scores["per_class"].items() if name != "train"]
     others = [iou for iou in others if iou is not None]
-    assert known.notes[-1].startswith("The test images have next to none of train (pixels: 1)")
+    assert known.notes[-1].startswith(
+        "The test images have next to none of class 'train' (pixels: 1)"
+    )
     assert known.notes[-1].endswith(f"Without: {sum(others) / len(others):.2f}.")

@@ -325,8 +325,9 @@ def test_show_prints_the_card_of_a_name_and_of_a_folder(run, folder, shipped):
     assert "| contrast | 9.0 | 80.0 | 7.0 | 6.0 | 50.0 |" in shown
 
 
-def test_show_does_not_show_the_card_of_damaged_weights(run, folder):
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1])
+@pytest.mark.parametrize("file", [WEIGHTS, PROFILE])
+def test_show_does_not_show_the_card_of_a_damaged_model(run, folder, file):
+    (folder / file).write_bytes((folder / file).read_bytes()[:-1])
     done = run("models", "show", folder)
     assert done.returncode == 1
     assert "error: " in done.stderr

@@ -45,13 +45,17 @@ def list_(context: typer.Context) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
-    typer.echo("\nNext: bestta models show NAME, or in Python: bestta.models.load(NAME)")
+    typer.echo(
+        "\nNext: bestta models show NAME, or in Python: bestta.models.load(NAME). "
+        "Worst is left alone, at severity 5."
+    )
 
 
 @app.command()
 def show(name: Name) -> None:
     """Print a model's card: data, terms, recipe, scores, checksums, command."""
-    models.load(name)  # its weights are what the card says
+    models.load(name)  # its weights are what the card says,
+    models.load_profile(name)  # and so is its profile
     typer.echo((folder_of(name) / READABLE).read_text(encoding="utf-8"))
 
 
@@ -60,7 +64,8 @@ def score(
     name: Name,
     data: Annotated[Path | None, typer.Option(help="Folder of its data set.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="JSON file of the scores; shift.json in its folder if none.")
+        Path | None,
+        typer.Option(help="JSON file of the scores; else in its folder, here for one that ships."),
     ] = None,
     count: Annotated[
         int | None, typer.Option(min=1, help="So many test images, spread over the set.")

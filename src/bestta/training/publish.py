@@ -160,7 +160,7 @@ def _hardly_there(metric: MeanIoU, classes: Sequence[str]) -> tuple[str, ...]:
     rare = [c for c, pixels in enumerate(labelled) if 0 < pixels < _HARDLY * sum(labelled)]
     if not rare:
         return ()
-    named = " and ".join(f"{classes[c]} (pixels: {labelled[c]:,})" for c in rare)
+    named = " and ".join(f"class '{classes[c]}' (pixels: {labelled[c]:,})" for c in rare)
     others = metric.score(only=[c for c in range(metric.classes) if c not in rare])
     return (
         f"The test images have next to none of {named}, an accident of the labels that counts in "
