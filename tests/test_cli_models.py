@@ -124,22 +124,6 @@ def test_damaged_weights_are_published_again_by_the_command_that_the_error_names
     assert run("models", "show", "mine").returncode == 0
 
 
-def test_ctrl_c_in_the_last_step_stops_before_publishing(run, tmp_path, monkeypatch):
-    learn = Training._learn
-
-    def interrupted(self, images, labels):
-        if self.step == self.steps - 1:
-            signal.raise_signal(signal.SIGINT)
-        return learn(self, images, labels)
-
-    monkeypatch.setattr(Training, "_learn", interrupted)
-    done = run(*TRAIN, "--out", "mine")
-    assert done.returncode == 130
-    assert "Stopped after step 8 of 8. The same command goes on" in done.stdout
-    assert not (tmp_path / "mine" / CARD).exists()
-    assert "Next: bestta models score mine" in run(*TRAIN, "--out", "mine").stdout
-
-
 @pytest.mark.parametrize("known", [{"avx512_bf16": False, "amx_bf16": False}, {"amx_bf16": True}])
 def test_a_cpu_without_bf16_is_told(run, monkeypatch, known):
     monkeypatch.setattr(provenance, "cpu", lambda: {"architecture": "x86_64", **known})
@@ -159,19 +143,24 @@ def test_the_command_on_the_card_is_not_that_of_one_sitting(run, words):
     assert bestta.models.card("mine").command == "bestta train colours --threads 1 --out mine"
 
 
-def test_ctrl_c_stops_after_the_step_and_ends_with_130(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", [2, 7])
+def test_ctrl_c_stops_after_the_step_before_publishing_and_ends_with_130(
+    run, tmp_path, monkeypatch, step
+):
     learn = Training._learn
 
     def interrupted(self, images, labels):
-        if self.step == 2:
+        if self.step == step:
             signal.raise_signal(signal.SIGINT)
         return learn(self, images, labels)
 
-    monkeypatch.setattr(Training, "_learn", interrupted)
-    done = run(*TRAIN, "--out", "mine")
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "_learn", interrupted)
+        done = run(*TRAIN, "--out", "mine")
     assert done.returncode == 130
-    assert "Stopped after step 3 of 8. The same command goes on" in done.stdout
+    assert f"Stopped after step {step + 1} of 8. The same command goes on" in done.stdout
     assert not (tmp_path / "mine" / CARD).exists()
+    assert "Next: bestta models score mine" in run(*TRAIN, "--out", "mine").stdout
 
 
 def test_options_take_the_place_of_the_recipes_settings(run, tmp_path):
