@@ -11,12 +11,21 @@ import importlib
 from typing import Any
 
 from bestta._version import __version__
-from bestta.adapters import adapt, methods
+from bestta.adapters import adapt, methods, prepare
 from bestta.bein import BeIN, bein
 from bestta.insertion import layers
 from bestta.profile import SourceProfile
 
-__all__ = ["BeIN", "SourceProfile", "__version__", "adapt", "bein", "layers", "methods"]
+__all__ = [
+    "BeIN",
+    "SourceProfile",
+    "__version__",
+    "adapt",
+    "bein",
+    "layers",
+    "methods",
+    "prepare",
+]
 
 _PARTS = ("data", "metrics", "models", "protocols", "training")
 

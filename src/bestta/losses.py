@@ -74,10 +74,21 @@ def content_loss_of_affine(mean: Tensor, variance: Tensor, a: Tensor, b: Tensor)
     return (1 - product * _inverse_root(unadapted) * _inverse_root(adapted)).mean()
 
 
+def entropy(logits: Tensor) -> Tensor:
+    """The entropy of each prediction: (B,) of (B, K), (B, H, W) of (B, K, H, W)."""
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1)
+
+
 def entropy_loss(logits: Tensor) -> Tensor:
     """Eq. 12: the entropy of the prediction, (B, K) or (B, K, H, W), averaged over it."""
-    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
-    return -(log_p.exp() * log_p).sum(1).mean()
+    return entropy(logits).mean()
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """``−Σ softmax(target) · log softmax(logits)`` of each prediction; both are logits."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return -(target.to(wide).softmax(1) * logits.to(wide).log_softmax(1)).sum(1)
 
 
 def l2_loss(gamma_mu: Tensor, gamma_sigma: Tensor) -> Tensor:

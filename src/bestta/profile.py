@@ -35,6 +35,8 @@ from bestta.progress import Progress
 
 KIND = "source profile"
 FORMAT = 1
+PREPARED = "prepared:"
+"""What the names of tensors begin with that methods have learned: no name of a layer does."""
 
 Embedding = Literal["pooled", "map"]
 
@@ -156,9 +158,11 @@ class SourceProfile:
     """Settings by method that `bestta.adapt` takes unless it is told otherwise."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """When and with what it was made, and whatever its maker noted."""
+    prepared: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """What other methods learned from source images, by method: see `bestta.prepare`."""
 
     def __post_init__(self) -> None:
-        if not self.layers or self.images < 1:
+        if not (self.layers or self.prepared) or self.images < 1:
             raise ValueError(
                 f"an empty profile: {len(self.layers)} layers, {self.images} images. Collect one "
                 "with SourceProfile.collect(model, images, layers)."
@@ -214,8 +218,8 @@ class SourceProfile:
             torch.inference_mode(False),
             torch.no_grad(),
         ):
-            for item in _batches(images):
-                image = check_image(_first(item)).to(device)
+            for item in batches(images):
+                image = check_image(first(item)).to(device)
                 shown.advance(len(image))
                 good = image.isfinite().flatten(1).all(1)
                 if bool(good.any()):
@@ -263,6 +267,12 @@ class SourceProfile:
                 "profiles merge when they hold the same layers; these hold "
                 f"{', '.join(self.layers)} and {', '.join(other.layers)}."
             )
+        if self.prepared or other.prepared:
+            raise ValueError(
+                "what methods have learned from source images "
+                f"({', '.join({**self.prepared, **other.prepared})}) does not merge: "
+                "merge first, then bestta.prepare(…, profile=…) on all of the images."
+            )
         return replace(
             self._averaged(other),
             provenance={"merged": [dict(self.provenance), dict(other.provenance)]},
@@ -297,6 +307,8 @@ class SourceProfile:
             tensors[f"{name}/mu"], tensors[f"{name}/sigma"] = layer.mu, layer.sigma
             if layer.embedding_map is not None:
                 tensors[f"{name}/embedding_map"] = layer.embedding_map
+        for method, learned in self.prepared.items():
+            tensors |= {f"{PREPARED}{method}/{name}": value for name, value in learned.items()}
         about = {
             "kind": KIND,
             "format": FORMAT,
@@ -308,6 +320,7 @@ class SourceProfile:
             "output": self.output,
             "settings": {name: dict(values) for name, values in self.settings.items()},
             "provenance": dict(self.provenance),
+            "prepared": list(self.prepared),
         }
         save_tensors(path, tensors, about)
 
@@ -339,6 +352,10 @@ class SourceProfile:
                 output=about["output"],
                 settings=about["settings"],
                 provenance=about["provenance"],
+                prepared={
+                    method: _under(f"{PREPARED}{method}/", tensors)
+                    for method in about.get("prepared", ())
+                },
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is a damaged {KIND}: {error!r}.") from error
@@ -348,7 +365,11 @@ class SourceProfile:
 
     def __str__(self) -> str:
         layers = ", ".join(f"{name} ({p.mu.numel()})" for name, p in self.layers.items())
-        return f"source profile of {self.model}: {self.images} images, {self.task}, at {layers}"
+        return (
+            f"source profile of {self.model}: {self.images} images, {self.task}"
+            + (f", at {layers}" if layers else "")
+            + (f", prepared for {', '.join(self.prepared)}" if self.prepared else "")
+        )
 
 
 def check_image(image: Any) -> Tensor:
@@ -371,12 +392,18 @@ def check_image(image: Any) -> Tensor:
     return image
 
 
-def _batches(images: Iterable[Any]) -> Iterable[Any]:
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix``, without it."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def batches(images: Iterable[Any]) -> Iterable[Any]:
     """One tensor of many images goes through one image at a time."""
     return torch.split(images, 1) if isinstance(images, Tensor) and images.dim() == 4 else images
 
 
-def _first(item: Any) -> Any:
+def first(item: Any) -> Any:
+    """What a batch begins with: its images."""
     return item[0] if isinstance(item, tuple | list) and item else item
 
 

@@ -1,16 +1,22 @@
 """The methods, one file each. Importing this package registers them all."""
 
-from bestta.adapters import bestta, source
+from bestta.adapters import alpha_bn, bestta, bn_ema, bn_stats, source, tent, tent_reset
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
-from bestta.adapters.registry import adapt, methods, register_adapter
+from bestta.adapters.registry import adapt, methods, prepare, register_adapter
 
 __all__ = [
     "Adapter",
     "AdapterConfig",
     "StepReport",
     "adapt",
+    "alpha_bn",
     "bestta",
+    "bn_ema",
+    "bn_stats",
     "methods",
+    "prepare",
     "register_adapter",
     "source",
+    "tent",
+    "tent_reset",
 ]

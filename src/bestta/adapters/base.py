@@ -4,7 +4,8 @@ A method is one file: a config (a frozen dataclass), and an `Adapter` with
 
 - ``prepare()``, once: what is built or switched;
 - ``step(image)``, per image: predict, measure, update;
-- ``state()`` and ``restore(state)``: everything it has learned, as tensors.
+- ``tensors()``: the tensors it learns in, by name. (Where what is learned grows and shrinks,
+  ``state()`` and ``restore(state)`` instead.)
 
 The rest is here. A step is a transaction: if it raises, or leaves anything that is not finite, the
 state is put back as it was. Labels and domain names never reach an adapter; a method that must be
@@ -26,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from bestta._version import __version__
+from bestta.adapters.preparation import Preparation
 from bestta.files import load_tensors, save_tensors
 from bestta.insertion import check_model, device_of, freeze, unfreeze
-from bestta.outputs import OutputKey, select_logits
+from bestta.outputs import OutputKey, Task, select_logits
 from bestta.profile import ModelIdentity, SourceProfile, check_image
 
 KIND = "adapter state"
@@ -78,9 +80,16 @@ class Adapter(ABC):
     Config: ClassVar[type[AdapterConfig]] = AdapterConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings by task."""
+    tasks: ClassVar[tuple[Task, ...]] = ("classification", "segmentation")
+    """What it is defined for."""
+    why_not: ClassVar[str] = ""
+    """Why it is not defined for the other task."""
     needs_profile: ClassVar[bool] = False
-    needs_domain_changes: ClassVar[bool] = False
-    """Whether ``reset()`` has to be called at each domain change, by someone who knows of it."""
+    Preparation: ClassVar[type[Preparation] | None] = None
+    """What it learns from source images beforehand, by `bestta.prepare`, if anything."""
+    needs_domain_changes: bool = False
+    """Whether ``domain_changed()`` has to be called at each domain change, by someone who knows of
+    it; for most methods that is a ``reset()``."""
     state_settings: ClassVar[tuple[str, ...]] = ()
     """Settings without which a saved state has no meaning: they must agree when it is loaded."""
 
@@ -118,24 +127,37 @@ class Adapter(ABC):
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """Predict, measure, update. ``image`` is finite, (B, C, H, W); gradients are enabled."""
 
-    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything the method learns in, by name: the tensors themselves, the same every time."""
+        return {}
+
     def state(self) -> dict[str, Tensor]:
         """A copy of everything the method has learned; missing means not yet begun."""
+        return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
 
-    @abstractmethod
+    @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over (a copy of) what `state` returned."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(state[name])
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise a ValueError if a state from outside does not fit."""
         for name, tensor in state.items():
             if not is_finite(tensor):
                 raise ValueError(f"this state is damaged: {name} holds NaN or infinite numbers.")
+        if type(self).restore is Adapter.restore:
+            check_shapes(state, {name: t.shape for name, t in self.tensors().items()})
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters the method trains, by name."""
         return {}
+
+    def domain_changed(self) -> None:
+        """What happens at a domain change, to a method that asks to be told of it."""
+        if self.needs_domain_changes:
+            self.reset()
 
     # --- what a user calls ----------------------------------------------------------------
 
@@ -168,6 +190,7 @@ class Adapter(ABC):
         started = time.perf_counter()
         # Streams often run under no_grad or inference_mode; a step needs gradients all the same.
         with torch.inference_mode(False), torch.enable_grad():
+            torch.clear_autocast_cache()  # it would keep weights as they were before they learned
             image = (image.clone() if image.is_inference() else image).to(self.device)
             reason = self._reason_to_skip(image)
             if reason:
@@ -296,7 +319,7 @@ class Adapter(ABC):
             finite = is_finite(prediction)
             if not finite:
                 report = StepReport.undone("the adapted prediction is not finite", report.losses)
-            elif not report.rolled_back and not is_finite(*self._whole_state().values()):
+            elif not report.rolled_back and not is_finite(*self._learned()):
                 report = StepReport.undone("the state after the step is not finite", report.losses)
         except BaseException:
             self._restore_whole(before)
@@ -306,6 +329,27 @@ class Adapter(ABC):
         if not finite:
             prediction, report = self.predict_source(image), replace(report, skipped=True)
         return prediction, report
+
+    def _learned(self) -> list[Tensor]:
+        """Every tensor of the state, without a copy where there is no need of one."""
+        whole = type(self).state is Adapter.state
+        return list(self.tensors().values() if whole else self.state().values())
+
+    def prepared(self, without: str = "") -> Mapping[str, Tensor]:
+        """What `bestta.prepare` has left in the profile for this method, or a ValueError.
+
+        Args:
+            without: What would do without it, if anything does.
+        """
+        found = self.profile.prepared.get(self.name) if self.profile is not None else None
+        if found is None:
+            raise ValueError(
+                f"method {self.name!r} learns from source images beforehand, and "
+                + ("there is no profile" if self.profile is None else "this profile holds nothing")
+                + f" for it: profile = bestta.prepare(model, images, method={self.name!r})"
+                + (f". {without}" if without else ".")
+            )
+        return {name: tensor.to(self.device) for name, tensor in found.items()}
 
     def _identity(self) -> ModelIdentity:
         return self.profile.model if self.profile else ModelIdentity.of(self.model)
@@ -324,8 +368,26 @@ class Adapter(ABC):
         self.restore(own)
 
 
+def check_shapes(
+    state: Mapping[str, Tensor],
+    needed: Mapping[str, torch.Size],
+    optional: Mapping[str, torch.Size] | None = None,
+) -> None:
+    """Raise a ValueError unless ``state`` holds what is needed, each in its shape, and no more."""
+    known = {**needed, **(optional or {})}
+    for name in (*needed, *state):
+        if name not in state or name not in known or state[name].shape != known[name]:
+            seen = tuple(state[name].shape) if name in state else "missing"
+            wanted = tuple(known[name]) if name in known else "nothing of that name"
+            raise ValueError(
+                f"this state does not fit the adapter: {name} is {seen}, expected {wanted}."
+            )
+
+
 def is_finite(*tensors: Tensor) -> bool:
     """Whether no value is NaN or infinite; at the cost of a sum of each when all is well."""
+    if not tensors:
+        return True
     sums = torch.stack([tensor.detach().sum(dtype=torch.float32) for tensor in tensors])
     if bool(sums.isfinite().all()):
         return True

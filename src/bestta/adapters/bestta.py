@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bestta.adapters.base import Adapter, AdapterConfig, StepReport, is_finite
+from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shapes, is_finite
 from bestta.adapters.registry import register_adapter
+from bestta.adapters.settings import not_negative, one_of, within
 from bestta.bein import BeIN, GammaShape, Transfer, apply_affine, channel_axis
 from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
 from bestta.losses import (
@@ -106,17 +107,15 @@ class BesttaConfig(AdapterConfig):
         object.__setattr__(self, "layers", layers)
         if len(set(layers)) != len(layers):
             raise ValueError(f"a layer is named twice: {', '.join(layers)}.")
-        _one_of("style", self.style, "directional", "source")
-        _one_of("gamma", self.gamma, "relative", "absolute")
-        _one_of("source_style", self.source_style, "collected", "batchnorm")
-        _one_of("embedding", self.embedding, "pooled", "map")
-        _one_of("embedding_start", self.embedding_start, "first", "source")
-        _one_of("predict", self.predict, "before", "after")
-        weights = ("lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
-        for name in ("lr", "style_floor", *weights):
-            _within(name, getattr(self, name), 0, float("inf"))
-        for name in ("momentum", "embedding_decay", "statistics_decay"):
-            _within(name, getattr(self, name), 0, 1)
+        one_of(self, "style", "directional", "source")
+        one_of(self, "gamma", "relative", "absolute")
+        one_of(self, "source_style", "collected", "batchnorm")
+        one_of(self, "embedding", "pooled", "map")
+        one_of(self, "embedding_start", "first", "source")
+        one_of(self, "predict", "before", "after")
+        not_negative(self, "lr", "style_floor")
+        not_negative(self, "lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
+        within(self, 0, 1, "momentum", "embedding_decay", "statistics_decay")
         if self.gamma_bound is not None and not self.gamma_bound > 0:
             raise ValueError(f"gamma_bound must be positive or None, not {self.gamma_bound}.")
         if self.reach is not None and not self.reach > 1:
@@ -174,6 +173,11 @@ class Bestta(Adapter):
 
     def prepare(self) -> None:
         """Build a BeIN for each layer from its source style."""
+        if not self.profile.layers:
+            raise ValueError(
+                "this profile was prepared for another method and holds no layers: collect one "
+                "with bestta.SourceProfile.collect(model, images, layers=[…])."
+            )
         chosen = self.profile.select(self.config.layers or self.profile.layers)
         layers = {name: layer for name, layer in self.profile.layers.items() if name in chosen}
         self.config = replace(self.config, layers=tuple(layers))
@@ -401,14 +405,7 @@ class Bestta(Adapter):
             f"{n}/{key}": b.mu_s.shape for n, b in self.bein.items() for key in ("mu_x", "sigma_x")
         }
         optional |= {f"{n}/target_embedding": e.shape for n, e in self.source_embedding.items()}
-        known = needed | optional
-        for name in (*needed, *state):
-            if name not in state or name not in known or state[name].shape != known[name]:
-                seen = tuple(state[name].shape) if name in state else "missing"
-                wanted = tuple(known[name]) if name in known else "nothing of that name"
-                raise ValueError(
-                    f"this state does not fit the adapter: {name} is {seen}, expected {wanted}."
-                )
+        check_shapes(state, needed, optional)
         for name in self.bein:
             mu_x, sigma_x = state.get(f"{name}/mu_x"), state.get(f"{name}/sigma_x")
             if (mu_x is None) != (sigma_x is None) or (sigma_x is not None and sigma_x.min() < 0):
@@ -451,13 +448,3 @@ def batchnorm_style(module: nn.Module, name: str, channels: int) -> tuple[Tensor
     if last.weight is None or last.bias is None:
         return torch.zeros(channels), torch.ones(channels)
     return last.bias.detach().float(), last.weight.detach().float().abs()
-
-
-def _one_of(name: str, value: str, *choices: str) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}.")
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value < high:
-        raise ValueError(f"{name} must lie in [{low}, {high}), not {value}.")

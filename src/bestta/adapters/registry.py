@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar, get_args
 
+import torch
 from torch import nn
 
-from bestta.adapters.base import Adapter
-from bestta.insertion import check_model
-from bestta.profile import SourceProfile
+from bestta._version import __version__
+from bestta.adapters.base import Adapter, AdapterConfig
+from bestta.insertion import check_model, freeze, unfreeze
+from bestta.outputs import OutputKey, Task, select_logits, task_of
+from bestta.profile import ModelIdentity, SourceProfile
+
+TASKS: tuple[str, ...] = get_args(Task)
 
 _methods: dict[str, type[Adapter]] = {}
 
@@ -35,6 +42,12 @@ def register_adapter(name: str) -> Callable[[type[AnyAdapter]], type[AnyAdapter]
 def methods() -> list[str]:
     """Names of the methods that `adapt` knows."""
     return sorted(_methods)
+
+
+def method_class(name: str) -> type[Adapter]:
+    """The class behind the name of a method, or a ValueError that says which ones there are."""
+    found: type[Adapter] = _lookup(name, _methods, "method")
+    return found
 
 
 def adapt(
@@ -68,29 +81,161 @@ def adapt(
         (torch.Size([1, 2, 6, 6]), True)
     """
     check_model(model)
-    known: type[Adapter] = _lookup(method, _methods, "method")
-    if isinstance(profile, str | os.PathLike):
-        profile = SourceProfile.load(profile)
+    known = method_class(method)
+    profile = _opened(profile)
     if profile is None and known.needs_profile:
         raise ValueError(
             f"method {method!r} needs a source profile: "
             "bestta.SourceProfile.collect(model, images, layers=[…]) makes one."
         )
+    return known(model, profile, _configured(known, model, profile, preset, settings))
+
+
+def prepare(
+    model: nn.Module,
+    images: Iterable[Any],
+    *,
+    method: str,
+    profile: SourceProfile | str | os.PathLike[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    preset: str | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> SourceProfile:
+    """Let a method learn from source images what it needs, once, before deployment.
+
+    Args:
+        model: The source model, in eval mode. It is left as it is.
+        images: Batches (B, 3, H, W) normalised as the model wants them, or tuples that begin with
+            one. Where a tuple goes on with labels, methods that train on the source use them;
+            without, the model's own predictions stand in.
+        method: One that prepares itself: ``"eata"``, ``"ecotta"``, ``"petal"``.
+        profile: A profile to add it to, or its file; without, a new one is made.
+        checkpoint: A file that keeps what was learned so far. Stopped, by Ctrl-C or otherwise, the
+            same call goes on from it, to the bit if the images come in the same order. It
+            may be removed once the profile is saved.
+        preset: As in `adapt`.
+        progress: Show how far it is; by default on a terminal.
+        **settings: Any setting of the method by name.
+
+    Returns:
+        The profile, to be saved and given to `adapt`.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+        >>> profile = prepare(model, torch.rand(5, 3, 8, 8), method="eata")
+        >>> sorted(profile.prepared["eata"])
+        ['1.bias', '1.weight']
+        >>> adapter = adapt(model, profile, method="eata")
+    """
+    check_model(model)
+    known = method_class(method)
+    if known.Preparation is None:
+        able = [name for name in methods() if _methods[name].Preparation is not None]
+        raise ValueError(
+            f"method {method!r} learns nothing from source images beforehand: "
+            f"bestta.adapt(…, method={method!r}) is all. Those that do: {', '.join(able)}."
+        )
+    profile = _opened(profile)
+    if profile is not None:
+        profile.check(model)
+    config = _configured(known, model, profile, preset, settings)
+    identity = ModelIdentity.of(model)
+    about = {
+        "method": method,
+        "bestta": __version__,
+        "model": vars(identity),
+        "settings": json.loads(json.dumps(asdict(config))),
+    }
+    freeze(model)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            preparation = known.Preparation(model, config)
+            count, image = preparation.run(images, about, checkpoint, show=progress)
+            with torch.no_grad():
+                logits = select_logits(model(image), config.output)
+        learned = {name: t.detach().cpu().clone() for name, t in preparation.result().items()}
+    finally:
+        unfreeze(model)
+    note = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "images": count, **about}
+    if profile is None:
+        profile = SourceProfile(
+            layers={},
+            images=count,
+            model=identity,
+            task=task_of(logits),
+            input_channels=image.shape[1],
+            output=config.output,
+            prepared={method: learned},
+        )
+    return replace(
+        profile,
+        prepared={**profile.prepared, method: learned},
+        settings={
+            **profile.settings,
+            method: {**profile.settings.get(method, {}), **preparation.settings()},
+        },
+        provenance={
+            **profile.provenance,
+            "prepared": {**profile.provenance.get("prepared", {}), method: note},
+        },
+    )
+
+
+def _opened(profile: Any) -> SourceProfile | None:
+    if isinstance(profile, str | os.PathLike):
+        return SourceProfile.load(profile)
     if profile is not None and not isinstance(profile, SourceProfile):
         raise ValueError(f"profile must be a SourceProfile, not {type(profile).__name__}.")
-    names = [f.name for f in fields(known.Config)]
-    chosen: dict[str, Any] = {}
-    if preset is None and profile is not None and profile.task in known.presets:
-        preset = profile.task
+    return profile
+
+
+def _configured(
+    known: type[Adapter],
+    model: nn.Module,
+    profile: SourceProfile | None,
+    preset: str | None,
+    settings: Mapping[str, Any],
+) -> AdapterConfig:
+    """The settings in force: the call's over the profile's over those of the task."""
     if preset is not None:
-        chosen.update(_lookup(preset, known.presets, f"preset of {method!r}"))
+        _lookup(preset, dict.fromkeys(TASKS), "preset")
+    task = preset or (profile.task if profile is not None else None)
+    output = settings.get("output", profile.output if profile is not None else None)
+    if task is None and (known.presets or set(known.tasks) != set(TASKS)):
+        task = probe_task(model, output)
+    if task is not None and task not in known.tasks:
+        raise ValueError(
+            f"method {known.name!r} is defined for {' and '.join(known.tasks)}, not for {task}: "
+            f"{known.why_not}"
+        )
+    chosen: dict[str, Any] = {"output": output, **known.presets.get(task or "", {})}
     if profile is not None:
-        chosen.update(output=profile.output)
-        chosen.update(profile.settings.get(method, {}))
+        chosen.update(profile.settings.get(known.name, {}))
     chosen.update(settings)
     for name in chosen:
-        _lookup(name, dict.fromkeys(names), f"setting of {method!r}")
-    return known(model, profile, known.Config(**chosen))
+        _lookup(name, {f.name: f for f in fields(known.Config)}, f"setting of {known.name!r}")
+    return known.Config(**chosen)
+
+
+def probe_task(model: nn.Module, output: OutputKey) -> Task:
+    """What the model's logits say it does, told from a blank image of a usual size."""
+    first = next((p for p in model.parameters() if p.dim() == 4), None)
+    channels = 3 if first is None else first.shape[1]
+    like = next(model.parameters(), torch.empty(0))
+    with torch.inference_mode(False), torch.no_grad():
+        for side in (64, 32, 224, 512):
+            try:
+                blank = torch.zeros(1, channels, side, side, dtype=like.dtype, device=like.device)
+                returned = model(blank)
+            except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
+                continue
+            return task_of(select_logits(returned, output))
+    raise ValueError(
+        f"cannot tell what {type(model).__name__} does from a blank image: say it with "
+        "preset='classification' or preset='segmentation'."
+    )
 
 
 def _lookup(name: str, table: Any, what: str) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
 from bestta.adapters.base import Adapter, StepReport
@@ -20,10 +18,3 @@ class Source(Adapter):
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """Predict."""
         return self.predict_source(image), StepReport(reason="the source model does not adapt")
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing is learned."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to take over."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 from bestta.data.samples import IGNORED, ImageSet, Sample, UnreadableImage
 from bestta.data.seeds import generator
 from bestta.files import held, load_tensors, save_tensors
+from bestta.interrupt import stop_requests
 from bestta.progress import Progress, span
 from bestta.provenance import provenance
 from bestta.training.recipes import Recipe, Splits
@@ -146,7 +145,7 @@ class Training:
         with (
             held(self.folder),
             Progress(f"{name}: steps", self.steps, show=show, done=self.step) as progress,
-            _stop_requests(show) as requests,
+            stop_requests(show) as requests,
             closing(self._batches()) as batches,
         ):
             for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):
@@ -374,32 +373,6 @@ def _deciding(sitting: Mapping[str, Any]) -> dict[str, Any]:
         "numpy": sitting.get("versions", {}).get("numpy"),
     }
     return {what: value for what, value in known.items() if value}
-
-
-@contextmanager
-def _stop_requests(tell: bool) -> Iterator[list[int]]:
-    """The signals that asked to stop so far: SIGINT and SIGTERM are noted instead of raised.
-
-    A step that is interrupted half way has moved some parameters and not others.
-    """
-    requests: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if requests:
-            raise KeyboardInterrupt
-        requests.append(number)
-        if tell:  # past Python's buffers, which may be in use where the signal came
-            os.write(2, b"\nStopping after this step, with a checkpoint; again to stop at once.\n")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield requests  # signals are the main thread's
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield requests
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def learning_rate(progress: float, warmup: float) -> float:

@@ -1,0 +1,212 @@
+"""Batch norms that take their statistics elsewhere than from the source.
+
+`replace_norms` puts stand-ins into a `Network`. A stand-in keeps the names of the parameters, so that
+weights reach it as before, and decides by ``statistics(x)`` what features are normalised by.
+
+Choice: the variance of a batch is the one of its values (divided by their number), in every
+method; PyTorch's running variance divides by one less. So λ = 0 is exactly batch norm in training.
+Choice: where a batch norm sees one value per channel (one image, pooled to a vector), a batch
+has no statistics, and the source's are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bestta.adapters.network import Network
+
+
+class AdaptiveNorm(nn.Module):
+    """Stands in for a batch norm; a method says by what it normalises."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        self.eps = norm.eps
+        self.register_parameter("weight", norm.weight)
+        self.register_parameter("bias", norm.bias)
+        self.register_buffer("running_mean", norm.running_mean)
+        self.register_buffer("running_var", norm.running_var)
+        self.eval()
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mean and variance (C,) to normalise ``x`` (B, C, ...) by; None for its own."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (B, C, ...) and apply weight and bias."""
+        wide = _wide(x)
+        weight, bias = (None if p is None else p.to(wide.dtype) for p in (self.weight, self.bias))
+        chosen = self.statistics(wide)
+        if chosen is None:
+            out = F.batch_norm(wide, None, None, weight, bias, True, 0.0, self.eps)
+        else:
+            mean, variance = (value.to(wide.dtype) for value in chosen)
+            if mean.requires_grad or variance.requires_grad:
+                out = _affine(wide, mean, variance, weight, bias, self.eps)
+            else:
+                out = F.batch_norm(wide, mean, variance, weight, bias, False, 0.0, self.eps)
+        return out.to(x.dtype)
+
+    @property
+    def source(self) -> tuple[Tensor, Tensor] | None:
+        """The source's mean and variance (C,), if the batch norm has kept any."""
+        if self.running_mean is None or self.running_var is None:
+            return None
+        return self.running_mean, self.running_var
+
+
+class MixedNorm(AdaptiveNorm):
+    """Normalises by ``share · batch + (1 − share) · source``: means and variances, linearly.
+
+    The share is a function of the batch size. Gradients flow through the statistics of a batch that
+    counts alone, as in batch norm's training mode, and through no mixture.
+    """
+
+    def __init__(self, norm: _BatchNorm, share: Callable[[int], float]) -> None:
+        super().__init__(norm)
+        self.share = share
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The mixture."""
+        source, share = self.source, self.share(x.shape[0])
+        if source is None:
+            return None if values_per_channel(x) > 1 else moments(x)
+        if share == 0 or values_per_channel(x) == 1:
+            return source
+        if share == 1:
+            return None
+        with torch.no_grad():
+            mean, variance = moments(x)
+            return source[0].lerp(mean.to(source[0].dtype), share), source[1].lerp(
+                variance.to(source[1].dtype), share
+            )
+
+
+def share_of_batch(prior: float) -> Callable[[int], float]:
+    """``n / (N + n)`` of a batch of n against a source that counts as N images.
+
+    >>> share_of_batch(8)(1) == 1 / 9, share_of_batch(0)(1), share_of_batch(float("inf"))(4)
+    (True, 1.0, 0.0)
+    """
+    return lambda n: 0.0 if prior == float("inf") else n / (prior + n)
+
+
+AnyNorm = TypeVar("AnyNorm", bound=AdaptiveNorm)
+
+
+def replace_norms(network: Network, build: Callable[[_BatchNorm], AnyNorm]) -> dict[str, AnyNorm]:
+    """Put a stand-in for every batch norm into ``network``; returns them by name.
+
+    A batch norm of a class with a forward of its own (one that ends in an activation, say) stays, and
+    is handed features moved so that the statistics it knows are the right ones.
+    """
+    standins: dict[str, AnyNorm] = {}
+    made: dict[nn.Module, AnyNorm] = {}
+    for name, norm in list(network.module.named_modules(remove_duplicate=False)):
+        if not isinstance(norm, _BatchNorm):
+            continue
+        first_time = norm not in made
+        standin = made.setdefault(norm, build(norm)) if first_time else made[norm]
+        if first_time:
+            standins[name] = standin
+        if name and type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+            parent, _, child = name.rpartition(".")
+            network.module.get_submodule(parent)._modules[child] = standin
+        elif first_time:
+            norm.register_forward_pre_hook(_restyle(standin))
+    return standins
+
+
+def _restyle(standin: AdaptiveNorm) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
+    """Moves features to where the batch norm behind does what the stand-in would."""
+
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        x = inputs[0]
+        wide = _wide(x)
+        source = standin.source
+        if source is None:
+            return x
+        mean, variance = standin.statistics(wide) or moments(wide)
+        deviation = (source[1].to(wide.dtype) + standin.eps).sqrt()
+        moved = _affine(wide, mean, variance, deviation, source[0].to(wide.dtype), standin.eps)
+        return moved.to(x.dtype)
+
+    return hook
+
+
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch norms of ``model``, by name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+
+
+def check_batch_norms(model: nn.Module, method: str) -> None:
+    """Raise a ValueError unless ``model`` has batch norms."""
+    if not batch_norms(model):
+        kinds = sorted({type(m).__name__ for m in model.modules() if "Norm" in type(m).__name__})
+        raise ValueError(
+            f"method {method!r} works on batch norms, and {type(model).__name__} has none"
+            + (f" (it has {', '.join(kinds)})" if kinds else "")
+            + ". These do without: bestta, source, cotta, petal, memo, and sar where there are "
+            "layer or group norms."
+        )
+
+
+def affine_names(norms: Mapping[str, nn.Module]) -> list[str]:
+    """Names of the weights and biases of ``norms``."""
+    return [
+        f"{name}.{kind}" if name else kind
+        for name, norm in norms.items()
+        for kind in ("weight", "bias")
+        if getattr(norm, kind, None) is not None
+    ]
+
+
+def check_affine(names: Iterable[str], model: nn.Module, method: str) -> list[str]:
+    """``names``, or a ValueError if there is none."""
+    names = list(names)
+    if not names:
+        raise ValueError(
+            f"method {method!r} trains the weights and biases of norms, and those of "
+            f"{type(model).__name__} have none (affine=False)."
+        )
+    return names
+
+
+def values_per_channel(x: Tensor) -> int:
+    """How many values of (B, C, ...) a channel has."""
+    return x.numel() // max(1, x.shape[1])
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance (C,) of the values of each channel of (B, C, ...)."""
+    variance, mean = torch.var_mean(_wide(x), [0, *range(2, x.dim())], correction=0)
+    return mean, variance
+
+
+def _affine(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    slope = (variance + eps).rsqrt() * (1 if weight is None else weight)
+    offset = (0 if bias is None else bias) - mean * slope
+    return x * slope.view(shape) + offset.view(shape)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,101 @@
+"""The user's model as a function of an image and of weights.
+
+A method that trains the model's own parameters, or has its batch norms count differently, works on a
+skeleton of the model: a copy of its modules that holds the very same tensors. Nothing is copied but
+Python objects, whatever is done to the skeleton is not done to the model, and several weights
+(a student's, a teacher's, the source's) run through one skeleton.
+
+What is changed later in the model's Python attributes, as opposed to its tensors, the skeleton does
+not see: make the adapter when the model is as it shall be.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bestta.outputs import OutputKey, select_logits
+
+Weights = Mapping[str, Tensor]
+
+
+class Network:
+    """``network(image, weights) → logits``: weights by the model's own names, the rest the source's.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(1), nn.Linear(32, 5)).eval()
+        >>> network = Network(model)
+        >>> weights = network.weights(["2.bias"])
+        >>> image = torch.rand(1, 3, 4, 4)
+        >>> bool((network(image, weights) == model(image)).all())
+        True
+        >>> with torch.no_grad():
+        ...     _ = weights["2.bias"].add_(1)
+        >>> torch.allclose(network(image, weights), model(image) + 1)
+        True
+    """
+
+    def __init__(self, model: nn.Module, output: OutputKey = None) -> None:
+        self.module = skeleton(model)
+        self.output = output
+        self.source: dict[str, Tensor] = dict(model.named_parameters())
+        """The source's own parameters, by name: never written to."""
+
+    def __call__(self, image: Tensor, weights: Weights | None = None) -> Tensor:
+        """The logits (B, K) or (B, K, H, W) of ``image`` under ``weights``."""
+        cast = {name: w.to(self.source[name].dtype) for name, w in (weights or {}).items()}
+        return select_logits(functional_call(self.module, cast, (image,)), self.output)
+
+    def weights(self, names: Iterable[str] | None = None) -> dict[str, nn.Parameter]:
+        """Copies of the source's parameters to train, by default of all of them.
+
+        They are in fp32 at least: a step of a thousandth is lost in half precision.
+        """
+        chosen = [n for n, p in self.source.items() if p.is_floating_point()]
+        chosen = chosen if names is None else list(names)
+        return {name: nn.Parameter(self.copy_of(name)) for name in chosen}
+
+    def copy_of(self, name: str) -> Tensor:
+        """A copy of one of the source's parameters, in fp32 at least."""
+        source = self.source[name].detach()
+        return source.to(torch.promote_types(source.dtype, torch.float32), copy=True)
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy of the modules of ``model`` that shares all of its parameters and buffers."""
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    try:
+        return copy.deepcopy(model, shared)
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+        raise ValueError(
+            f"the modules of {type(model).__name__} cannot be copied, which this method needs: "
+            f"{error} Usually something that is no module, such as a lock, an open file or a "
+            "tensor with a history, hangs on one of them."
+        ) from error
+
+
+def gradients(loss: Tensor, weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The gradient of ``loss`` for each weight; zero for one that it does not depend on."""
+    found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(weight) if gradient is None else gradient
+        for (name, weight), gradient in zip(weights.items(), found, strict=True)
+    }
+
+
+@torch.no_grad()
+def follow(average: Weights, weights: Weights, decay: float) -> None:
+    """Move a teacher: ``average ← decay · average + (1 − decay) · weights``, in place."""
+    for name, value in weights.items():
+        average[name].lerp_(value, 1 - decay)
+
+
+@torch.no_grad()
+def assign(weights: Weights, values: Weights) -> None:
+    """Set ``weights`` to ``values``, in place."""
+    for name, weight in weights.items():
+        weight.copy_(values[name])

@@ -1,0 +1,207 @@
+"""What a method learns from source images beforehand: one pass or several, which may be stopped.
+
+A method that needs it has a `Preparation` in its file, and `bestta.prepare` runs it. Batches are
+counted, everything learned so far is tensors, and both go into the checkpoint: a preparation that
+was stopped goes on where it was, to the bit, if the images come in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bestta.files import load_tensors, save_tensors
+from bestta.insertion import device_of
+from bestta.interrupt import stop_requests
+from bestta.profile import batches, check_image, first
+from bestta.progress import Progress
+
+KIND = "preparation checkpoint"
+
+IGNORED = 255
+"""Pixels of this label are left out, as Cityscapes and its relatives have it."""
+
+
+class Preparation(ABC):
+    """Learns from source batches what a method needs."""
+
+    epochs: int = 1
+    """How often the images are gone through."""
+    enough: int | None = None
+    """So many images of each epoch will do; None for all of them."""
+
+    def __init__(self, model: nn.Module, config: Any) -> None:
+        """``model`` is frozen and in eval mode; ``config`` is the method's."""
+        self.model, self.config = model, config
+
+    def begin(self, image: Tensor) -> None:
+        """Build what depends on the images' shape; called once, with the first batch."""
+
+    @abstractmethod
+    def see(self, image: Tensor, label: Tensor | None) -> float:
+        """Learn from one batch (B, C, H, W), with its labels if there are any; its loss."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything learned so far: the tensors themselves, the same every time."""
+
+    @abstractmethod
+    def result(self) -> dict[str, Tensor]:
+        """What the profile shall hold."""
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of the method that what was learned belongs to."""
+        return {}
+
+    def run(
+        self,
+        images: Iterable[Any],
+        about: Mapping[str, Any],
+        checkpoint: str | os.PathLike[str] | None,
+        *,
+        checkpoint_every: float = 60.0,
+        show: bool | None = None,
+    ) -> tuple[int, Tensor]:
+        """Go through the images; returns how many there were, and one batch of them.
+
+        Args:
+            images: As `bestta.prepare` takes them.
+            about: What a checkpoint must share with the run that goes on from it.
+            checkpoint: Where progress is kept, if anywhere.
+            checkpoint_every: Seconds between checkpoints.
+            show: Whether to show progress; by default on a terminal.
+        """
+        if self.epochs > 1 and iter(images) is images:
+            raise ValueError(
+                f"the images are gone through {self.epochs} times, and these can be only once: "
+                "give a list or a DataLoader instead of a generator, or epochs=1."
+            )
+        path = None if checkpoint is None else Path(checkpoint)
+        kept, done = _checkpoint(path, about)
+        length = len(images) if hasattr(images, "__len__") else None  # type: ignore[arg-type]
+        total = None if length is None or self.enough is not None else self.epochs * length
+        what = f"{about['method']}: batches"
+        count, seen, skipped, example = 0, 0, 0, None
+        with ExitStack() as stack:
+            progress = stack.enter_context(Progress(what, total, show=show, done=done))
+            requests = [] if path is None else stack.enter_context(stop_requests(progress.show))
+            saved = time.monotonic()
+            for epoch, image, label in self._batches(images):
+                if example is None:
+                    example = image
+                    self.begin(image)
+                    _restore(self.tensors(), kept, path)
+                good = image.isfinite().flatten(1).all(1)
+                skipped += int((~good).sum()) * (epoch == 0)
+                seen += int(good.sum()) * (epoch == 0)
+                count += 1
+                if count <= done:
+                    continue
+                if bool(good.any()):
+                    loss = self.see(image[good], None if label is None else label[good])
+                    progress.what = f"{about['method']}: loss {loss:.3f}, batches"
+                if path is not None and (requests or time.monotonic() - saved > checkpoint_every):
+                    self._save(path, about, count)
+                    saved = time.monotonic()
+                progress.advance()
+                if requests:
+                    raise KeyboardInterrupt(f"stopped after batch {count}; {path} goes on from it.")
+        if example is None or not seen:
+            raise ValueError(
+                "nothing to prepare from: "
+                + ("all images hold NaN or infinite pixels." if skipped else "no images given.")
+            )
+        if not all(bool(tensor.isfinite().all()) for tensor in self.tensors().values()):
+            raise FloatingPointError(
+                f"what {about['method']!r} learned from the source images is not finite; "
+                "try a smaller learning rate."
+            )
+        if path is not None and count > done:
+            self._save(path, about, count)
+        if skipped:
+            warnings.warn(f"{skipped} images hold NaN or infinite pixels, left out.", stacklevel=3)
+        return seen, example
+
+    def _batches(self, images: Iterable[Any]) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        device = device_of(self.model)
+        for epoch in range(self.epochs):
+            seen = 0
+            for item in batches(images):
+                image, label = check_image(first(item)).to(device), label_of(item)
+                if self.enough is not None:
+                    keep = min(len(image), self.enough - seen)
+                    image, label = image[:keep], None if label is None else label[:keep]
+                seen += len(image)
+                yield epoch, image, None if label is None else label.to(device)
+                if self.enough is not None and seen >= self.enough:
+                    break
+
+    def _save(self, path: Path, about: Mapping[str, Any], done: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_tensors(path, self.tensors(), {**about, "kind": KIND, "done": done})
+
+
+def label_of(item: Any) -> Tensor | None:
+    """The labels of a batch: the second of a tuple, if it is a tensor of whole numbers."""
+    if not isinstance(item, tuple | list) or len(item) < 2 or not isinstance(item[1], Tensor):
+        return None
+    label = item[1]
+    return label.long() if label.dim() in (1, 3) and not label.is_floating_point() else None
+
+
+def source_loss(logits: Tensor, label: Tensor | None) -> Tensor:
+    """Cross entropy with the labels, or with the model's own where there are none."""
+    if label is None:
+        label = logits.detach().argmax(1)
+    expected = (logits.shape[0], *logits.shape[2:])
+    if label.shape != expected:
+        raise ValueError(f"labels of shape {expected} are expected, got {tuple(label.shape)}.")
+    classes = logits.shape[1]
+    ignored = IGNORED if logits.dim() == 4 and classes <= IGNORED else -100
+    wrong = (label != ignored) & ((label < 0) | (label >= classes))
+    if bool(wrong.any()):
+        raise ValueError(
+            f"labels of {classes} classes lie in 0 to {classes - 1}; {int(label[wrong][0])} does not."
+        )
+    if not bool((label != ignored).any()):
+        return 0 * logits.float().sum()  # the mean over nothing would be no number
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide, label, ignore_index=ignored)
+
+
+def _checkpoint(path: Path | None, about: Mapping[str, Any]) -> tuple[dict[str, Tensor], int]:
+    """What a run before has left, and how many batches it had seen."""
+    if path is None or not path.exists():
+        return {}, 0
+    kept, then = load_tensors(path, KIND)
+    differing = [
+        f"{name} was {then.get(name)!r} and is {value!r}"
+        for name, value in about.items()
+        if then.get(name) != value
+    ]
+    if differing:
+        raise ValueError(
+            f"{path} was begun with something else: {'; '.join(differing)}. "
+            "Remove it to begin anew, or name another file."
+        )
+    return kept, int(then["done"])
+
+
+@torch.no_grad()
+def _restore(tensors: Mapping[str, Tensor], kept: Mapping[str, Tensor], path: Path | None) -> None:
+    if not kept:
+        return
+    if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in kept.items()}:
+        raise ValueError(f"{path} was written by another version of bestta. Remove it.")
+    for name, tensor in tensors.items():
+        tensor.copy_(kept[name])
