@@ -1,9 +1,10 @@
-"""α-BN: batch norms mix the statistics of the source with those of the batch (Schneider et al., 2020).
+"""α-BN: batch norms mix the source's statistics with the batch's (Schneider et al., 2020).
 
-"Improving robustness against common corruptions by covariate shift adaptation". The source counts as
-N images, the batch as the n it has: ``λ · source + (1 − λ) · batch`` with ``λ = N / (N + n)``. Means and
-variances are mixed, not deviations. No gradient, no state. At one image and N = 8 the image's own
-statistics weigh a ninth; among methods without any learning this is the natural one for single images.
+"Improving robustness against common corruptions by covariate shift adaptation". The source counts
+as N images, the batch as the n it has: ``λ · source + (1 − λ) · batch`` with ``λ = N / (N + n)``.
+Means and variances are mixed, not deviations. No gradient, no state. At one image and N = 8 the
+image's own statistics weigh a ninth: among methods that learn nothing, the one made for single
+images.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bestta.adapters.base import Adapter, AdapterConfig, StepReport
 from bestta.adapters.batchnorm import MixedNorm, check_batch_norms, replace_norms, share_of_batch
 from bestta.adapters.network import Network
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import not_negative
+from bestta.adapters.settings import prior_strength, share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +31,9 @@ class AlphaBnConfig(AdapterConfig):
     """Weight of the batch, 1 − λ, whatever its size; None for n / (N + n)."""
 
     def __post_init__(self) -> None:
-        not_negative(self, "prior")
-        if self.weight is not None and not 0 <= self.weight <= 1:
-            raise ValueError(f"weight must lie in [0, 1] or be None, not {self.weight!r}.")
+        prior_strength(self, "prior")
+        if self.weight is not None:
+            share(self, "weight")
 
 
 @register_adapter("alpha_bn")
@@ -46,9 +47,9 @@ class AlphaBn(Adapter):
         """Have every batch norm mix."""
         check_batch_norms(self.model, self.name)
         weight = self.config.weight
-        share = share_of_batch(self.config.prior) if weight is None else lambda n: float(weight)
+        counts = share_of_batch(self.config.prior) if weight is None else lambda n: float(weight)
         self.network = Network(self.model, self.config.output)
-        replace_norms(self.network, lambda norm: MixedNorm(norm, share))
+        replace_norms(self.network, lambda norm: MixedNorm(norm, counts))
 
     @torch.no_grad()
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:

@@ -190,7 +190,6 @@ class Adapter(ABC):
         started = time.perf_counter()
         # Streams often run under no_grad or inference_mode; a step needs gradients all the same.
         with torch.inference_mode(False), torch.enable_grad():
-            torch.clear_autocast_cache()  # it would keep weights as they were before they learned
             image = (image.clone() if image.is_inference() else image).to(self.device)
             reason = self._reason_to_skip(image)
             if reason:
@@ -349,7 +348,7 @@ class Adapter(ABC):
                 + f" for it: profile = bestta.prepare(model, images, method={self.name!r})"
                 + (f". {without}" if without else ".")
             )
-        return {name: tensor.to(self.device) for name, tensor in found.items()}
+        return {name: tensor.to(self.device, copy=True) for name, tensor in found.items()}
 
     def _identity(self) -> ModelIdentity:
         return self.profile.model if self.profile else ModelIdentity.of(self.model)
@@ -386,9 +385,9 @@ def check_shapes(
 
 def is_finite(*tensors: Tensor) -> bool:
     """Whether no value is NaN or infinite; at the cost of a sum of each when all is well."""
-    if not tensors:
-        return True
-    sums = torch.stack([tensor.detach().sum(dtype=torch.float32) for tensor in tensors])
-    if bool(sums.isfinite().all()):
+    sums: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:  # Adam counts its steps on the CPU, wherever the weights are
+        sums.setdefault(tensor.device, []).append(tensor.detach().sum(dtype=torch.float32))
+    if all(bool(torch.stack(some).isfinite().all()) for some in sums.values()):
         return True
     return all(bool(tensor.isfinite().all()) for tensor in tensors)

@@ -1,7 +1,8 @@
 """Batch norms that take their statistics elsewhere than from the source.
 
-`replace_norms` puts stand-ins into a `Network`. A stand-in keeps the names of the parameters, so that
-weights reach it as before, and decides by ``statistics(x)`` what features are normalised by.
+`replace_norms` has stand-ins do the work of the batch norms of a `Network`. The modules stay where
+they are, so that weights and hooks reach them as before; a stand-in decides by ``statistics(x)``
+what features are normalised by.
 
 Choice: the variance of a batch is the one of its values (divided by their number), in every
 method; PyTorch's running variance divides by one less. So λ = 0 is exactly batch norm in training.
@@ -45,8 +46,12 @@ class AdaptiveNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (B, C, ...) and apply weight and bias."""
+        return self.normalise(x, self.weight, self.bias)
+
+    def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The same with another weight and bias, (C,)."""
         wide = _wide(x)
-        weight, bias = (None if p is None else p.to(wide.dtype) for p in (self.weight, self.bias))
+        weight, bias = (None if p is None else p.to(wide.dtype) for p in (weight, bias))
         chosen = self.statistics(wide)
         if chosen is None:
             out = F.batch_norm(wide, None, None, weight, bias, True, 0.0, self.eps)
@@ -88,9 +93,7 @@ class MixedNorm(AdaptiveNorm):
             return None
         with torch.no_grad():
             mean, variance = moments(x)
-            return source[0].lerp(mean.to(source[0].dtype), share), source[1].lerp(
-                variance.to(source[1].dtype), share
-            )
+            return source[0].to(mean).lerp(mean, share), source[1].to(mean).lerp(variance, share)
 
 
 def share_of_batch(prior: float) -> Callable[[int], float]:
@@ -106,26 +109,24 @@ AnyNorm = TypeVar("AnyNorm", bound=AdaptiveNorm)
 
 
 def replace_norms(network: Network, build: Callable[[_BatchNorm], AnyNorm]) -> dict[str, AnyNorm]:
-    """Put a stand-in for every batch norm into ``network``; returns them by name.
+    """Have a stand-in do the work of each batch norm of ``network``; returns them by name.
 
-    A batch norm of a class with a forward of its own (one that ends in an activation, say) stays, and
-    is handed features moved so that the statistics it knows are the right ones.
+    A batch norm of a class with a forward of its own (one that ends in an activation, say) is
+    handed features moved so that the statistics it knows are the right ones.
     """
     standins: dict[str, AnyNorm] = {}
-    made: dict[nn.Module, AnyNorm] = {}
-    for name, norm in list(network.module.named_modules(remove_duplicate=False)):
-        if not isinstance(norm, _BatchNorm):
-            continue
-        first_time = norm not in made
-        standin = made.setdefault(norm, build(norm)) if first_time else made[norm]
-        if first_time:
-            standins[name] = standin
-        if name and type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
-            parent, _, child = name.rpartition(".")
-            network.module.get_submodule(parent)._modules[child] = standin
-        elif first_time:
-            norm.register_forward_pre_hook(_restyle(standin))
+    for name, norm in batch_norms(network.module).items():
+        standins[name] = build(norm)
+        if type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+            norm.forward = _stand_in(standins[name], norm)  # type: ignore[method-assign, assignment]
+        else:
+            norm.register_forward_pre_hook(_restyle(standins[name]))
     return standins
+
+
+def _stand_in(standin: AdaptiveNorm, norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
+    """The stand-in with the weight and bias that the batch norm has at the time."""
+    return lambda x: standin.normalise(x, norm.weight, norm.bias)
 
 
 def _restyle(standin: AdaptiveNorm) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
@@ -133,13 +134,13 @@ def _restyle(standin: AdaptiveNorm) -> Callable[[nn.Module, tuple[Tensor, ...]],
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
         x = inputs[0]
-        wide = _wide(x)
-        source = standin.source
-        if source is None:
+        known_mean, known_variance = module.running_mean, module.running_var
+        if not isinstance(known_mean, Tensor) or not isinstance(known_variance, Tensor):
             return x
+        wide = _wide(x)
         mean, variance = standin.statistics(wide) or moments(wide)
-        deviation = (source[1].to(wide.dtype) + standin.eps).sqrt()
-        moved = _affine(wide, mean, variance, deviation, source[0].to(wide.dtype), standin.eps)
+        deviation = (known_variance.to(wide.dtype) + standin.eps).sqrt()
+        moved = _affine(wide, mean, variance, deviation, known_mean.to(wide.dtype), standin.eps)
         return moved.to(x.dtype)
 
     return hook
@@ -163,13 +164,14 @@ def check_batch_norms(model: nn.Module, method: str) -> None:
 
 
 def affine_names(norms: Mapping[str, nn.Module]) -> list[str]:
-    """Names of the weights and biases of ``norms``."""
-    return [
-        f"{name}.{kind}" if name else kind
-        for name, norm in norms.items()
-        for kind in ("weight", "bias")
-        if getattr(norm, kind, None) is not None
-    ]
+    """Names of the weights and biases of ``norms``; one that several share has the first's."""
+    found: dict[int, str] = {}
+    for name, norm in norms.items():
+        for kind in ("weight", "bias"):
+            parameter = getattr(norm, kind, None)
+            if parameter is not None:
+                found.setdefault(id(parameter), f"{name}.{kind}" if name else kind)
+    return list(found.values())
 
 
 def check_affine(names: Iterable[str], model: nn.Module, method: str) -> list[str]:

@@ -1,8 +1,8 @@
 """BN-EMA: the running statistics of batch norms follow the stream, with the momentum of training.
 
 Each image moves them by ``momentum`` towards its own, and is then normalised by where they are:
-batch norm in training mode as to its buffers, in eval mode as to what it normalises by. No gradient.
-Nobody's paper, but what remains of many methods when learning is taken away.
+batch norm in training mode as to its buffers, in eval mode as to what it normalises by. There is
+no gradient. Nobody's paper, but what remains of many methods when learning is taken away.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bestta.adapters.batchnorm import (
 )
 from bestta.adapters.network import Network
 from bestta.adapters.registry import register_adapter
+from bestta.adapters.settings import share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,7 @@ class BnEmaConfig(AdapterConfig):
     """Weight of the image in the running statistics."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum <= 1:
-            raise ValueError(f"momentum must lie in [0, 1], not {self.momentum!r}.")
+        share(self, "momentum")
 
 
 class FollowingNorm(AdaptiveNorm):
@@ -44,8 +44,10 @@ class FollowingNorm(AdaptiveNorm):
         super().__init__(norm)
         self.momentum = momentum
         if self.running_mean is not None and self.running_var is not None:
-            self.running_mean = self.running_mean.clone()
-            self.running_var = self.running_var.clone()
+            # In fp32 at least: a tenth of a small difference is nothing in half precision.
+            wide = torch.promote_types(self.running_mean.dtype, torch.float32)
+            self.running_mean = self.running_mean.to(wide, copy=True)
+            self.running_var = self.running_var.to(wide, copy=True)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Take the batch in, and normalise by what has become of the statistics."""

@@ -1,8 +1,8 @@
 """BN Stats Adapt: batch norms take the statistics of the test batch (Nado et al., 2020).
 
-"Evaluating Prediction-Time Batch Normalization for Robustness under Covariate Shift". No gradient, no
-state: each batch is normalised by its own mean and variance. It needs large and varied batches; one
-small image is a poor estimate of its domain.
+"Evaluating Prediction-Time Batch Normalization for Robustness under Covariate Shift". No gradient,
+no state: each batch is normalised by its own mean and variance. It needs large and varied batches;
+one small image is a poor estimate of its domain.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The user's model as a function of an image and of weights.
 
-A method that trains the model's own parameters, or has its batch norms count differently, works on a
-skeleton of the model: a copy of its modules that holds the very same tensors. Nothing is copied but
-Python objects, whatever is done to the skeleton is not done to the model, and several weights
+A method that trains the model's own parameters, or has its batch norms count differently, works on
+a skeleton of the model: a copy of its modules that holds the very same tensors. Nothing is copied
+but Python objects, whatever is done to the skeleton is not done to the model, and several weights
 (a student's, a teacher's, the source's) run through one skeleton.
 
 What is changed later in the model's Python attributes, as opposed to its tensors, the skeleton does
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from functools import partial
+from types import FunctionType
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ Weights = Mapping[str, Tensor]
 
 
 class Network:
-    """``network(image, weights) → logits``: weights by the model's own names, the rest the source's.
+    """``network(image, weights) → logits``: weights by the model's names, the rest the source's.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(1), nn.Linear(32, 5)).eval()
@@ -47,6 +49,7 @@ class Network:
 
     def __call__(self, image: Tensor, weights: Weights | None = None) -> Tensor:
         """The logits (B, K) or (B, K, H, W) of ``image`` under ``weights``."""
+        torch.clear_autocast_cache()  # it would keep weights as they were before they learned
         cast = {name: w.to(self.source[name].dtype) for name, w in (weights or {}).items()}
         return select_logits(functional_call(self.module, cast, (image,)), self.output)
 
@@ -67,7 +70,15 @@ class Network:
 
 def skeleton(model: nn.Module) -> nn.Module:
     """A copy of the modules of ``model`` that shares all of its parameters and buffers."""
-    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    shared: dict[int, object] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    for name, module in model.named_modules():
+        if isinstance(vars(module).get("forward"), FunctionType | partial):
+            raise ValueError(
+                f"the forward of {name or type(model).__name__!r} was replaced by a function, "
+                "which a copy of its module would not run through. Give the model as it was before."
+            )
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            shared |= {id(hook): hook for hook in hooks.values()}
     try:
         return copy.deepcopy(model, shared)
     except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
@@ -80,6 +91,8 @@ def skeleton(model: nn.Module) -> nn.Module:
 
 def gradients(loss: Tensor, weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """The gradient of ``loss`` for each weight; zero for one that it does not depend on."""
+    if not loss.requires_grad:
+        return {name: torch.zeros_like(weight) for name, weight in weights.items()}
     found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
     return {
         name: torch.zeros_like(weight) if gradient is None else gradient

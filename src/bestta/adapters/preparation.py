@@ -44,7 +44,7 @@ class Preparation(ABC):
         """``model`` is frozen and in eval mode; ``config`` is the method's."""
         self.model, self.config = model, config
 
-    def begin(self, image: Tensor) -> None:
+    def begin(self, image: Tensor) -> None:  # noqa: B027
         """Build what depends on the images' shape; called once, with the first batch."""
 
     @abstractmethod
@@ -84,11 +84,11 @@ class Preparation(ABC):
         if self.epochs > 1 and iter(images) is images:
             raise ValueError(
                 f"the images are gone through {self.epochs} times, and these can be only once: "
-                "give a list or a DataLoader instead of a generator, or epochs=1."
+                "give a list or a DataLoader instead of a generator, or ask for one epoch."
             )
         path = None if checkpoint is None else Path(checkpoint)
         kept, done = _checkpoint(path, about)
-        length = len(images) if hasattr(images, "__len__") else None  # type: ignore[arg-type]
+        length = _length(images)
         total = None if length is None or self.enough is not None else self.epochs * length
         what = f"{about['method']}: batches"
         count, seen, skipped, example = 0, 0, 0, None
@@ -110,12 +110,16 @@ class Preparation(ABC):
                 if bool(good.any()):
                     loss = self.see(image[good], None if label is None else label[good])
                     progress.what = f"{about['method']}: loss {loss:.3f}, batches"
-                if path is not None and (requests or time.monotonic() - saved > checkpoint_every):
+                if path is not None and time.monotonic() - saved > checkpoint_every:
                     self._save(path, about, count)
                     saved = time.monotonic()
                 progress.advance()
                 if requests:
-                    raise KeyboardInterrupt(f"stopped after batch {count}; {path} goes on from it.")
+                    break
+            if path is not None and count > done and example is not None:
+                self._save(path, about, count)
+            if requests:
+                raise KeyboardInterrupt(f"stopped after batch {count}; {path} goes on from it.")
         if example is None or not seen:
             raise ValueError(
                 "nothing to prepare from: "
@@ -126,8 +130,6 @@ class Preparation(ABC):
                 f"what {about['method']!r} learned from the source images is not finite; "
                 "try a smaller learning rate."
             )
-        if path is not None and count > done:
-            self._save(path, about, count)
         if skipped:
             warnings.warn(f"{skipped} images hold NaN or infinite pixels, left out.", stacklevel=3)
         return seen, example
@@ -138,6 +140,9 @@ class Preparation(ABC):
             seen = 0
             for item in batches(images):
                 image, label = check_image(first(item)).to(device), label_of(item)
+                image = image.clone() if image.is_inference() else image
+                if label is not None and len(label) != len(image):
+                    raise ValueError(f"{len(label)} labels came with {len(image)} images.")
                 if self.enough is not None:
                     keep = min(len(image), self.enough - seen)
                     image, label = image[:keep], None if label is None else label[:keep]
@@ -149,6 +154,13 @@ class Preparation(ABC):
     def _save(self, path: Path, about: Mapping[str, Any], done: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(path, self.tensors(), {**about, "kind": KIND, "done": done})
+
+
+def _length(images: Iterable[Any]) -> int | None:
+    try:
+        return len(images)  # type: ignore[arg-type]
+    except TypeError:  # a DataLoader has a length to ask for and may yet have none to tell
+        return None
 
 
 def label_of(item: Any) -> Tensor | None:
@@ -171,7 +183,7 @@ def source_loss(logits: Tensor, label: Tensor | None) -> Tensor:
     wrong = (label != ignored) & ((label < 0) | (label >= classes))
     if bool(wrong.any()):
         raise ValueError(
-            f"labels of {classes} classes lie in 0 to {classes - 1}; {int(label[wrong][0])} does not."
+            f"labels of {classes} classes lie in 0 to {classes - 1}, not {int(label[wrong][0])}."
         )
     if not bool((label != ignored).any()):
         return 0 * logits.float().sum()  # the mean over nothing would be no number
@@ -194,7 +206,10 @@ def _checkpoint(path: Path | None, about: Mapping[str, Any]) -> tuple[dict[str, 
             f"{path} was begun with something else: {'; '.join(differing)}. "
             "Remove it to begin anew, or name another file."
         )
-    return kept, int(then["done"])
+    done = then.get("done")
+    if not isinstance(done, int):
+        raise ValueError(f"{path} is a damaged {KIND}: it counts {done!r} batches. Remove it.")
+    return kept, done
 
 
 @torch.no_grad()

@@ -155,7 +155,7 @@ def prepare(
             count, image = preparation.run(images, about, checkpoint, show=progress)
             with torch.no_grad():
                 logits = select_logits(model(image), config.output)
-        learned = {name: t.detach().cpu().clone() for name, t in preparation.result().items()}
+            learned = {name: t.detach().cpu().clone() for name, t in preparation.result().items()}
     finally:
         unfreeze(model)
     note = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "images": count, **about}
@@ -221,15 +221,15 @@ def _configured(
 
 def probe_task(model: nn.Module, output: OutputKey) -> Task:
     """What the model's logits say it does, told from a blank image of a usual size."""
-    first = next((p for p in model.parameters() if p.dim() == 4), None)
-    channels = 3 if first is None else first.shape[1]
+    convolution = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    channels = 3 if convolution is None else convolution.in_channels
     like = next(model.parameters(), torch.empty(0))
     with torch.inference_mode(False), torch.no_grad():
         for side in (64, 32, 224, 512):
             try:
                 blank = torch.zeros(1, channels, side, side, dtype=like.dtype, device=like.device)
                 returned = model(blank)
-            except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
+            except Exception:  # whatever it says of an image it is not made for
                 continue
             return task_of(select_logits(returned, output))
     raise ValueError(

@@ -25,6 +25,22 @@ def not_negative(config: Any, *names: str) -> None:
     within(config, 0, float("inf"), *names)
 
 
+def share(config: Any, *names: str) -> None:
+    """Raise a ValueError unless each setting lies from 0 to 1, both included."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError(f"{name} must lie in [0, 1], not {value!r}.")
+
+
+def prior_strength(config: Any, *names: str) -> None:
+    """Raise a ValueError unless each setting is a number from 0 to infinity, included."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise ValueError(f"{name} must lie in [0, inf], not {value!r}.")
+
+
 def at_least_one(config: Any, *names: str) -> None:
     """Raise a ValueError unless each setting is a whole number from 1 on."""
     for name in names:

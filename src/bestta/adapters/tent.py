@@ -26,7 +26,7 @@ from bestta.adapters.batchnorm import (
 from bestta.adapters.network import Network, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import not_negative, within
+from bestta.adapters.settings import not_negative, prior_strength, within
 from bestta.losses import entropy_loss
 
 
@@ -46,8 +46,7 @@ class TentConfig(AdapterConfig):
     def __post_init__(self) -> None:
         not_negative(self, "lr")
         within(self, 0, 1, "beta1", "beta2")
-        if not self.prior >= 0:
-            raise ValueError(f"prior must be 0 or more, not {self.prior!r}.")
+        prior_strength(self, "prior")
 
 
 @register_adapter("tent")
