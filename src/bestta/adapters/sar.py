@@ -17,8 +17,8 @@ recovers at every step until the old average has risen.
 Choice: the paper leaves out the last stage of a ResNet-50, and the last three blocks and the last
 norm of a ViT-B: 19 and 28 % of the norms. For any model it is the last quarter, rounded down, in
 the order in which the modules are defined; ``layers`` names norms to train instead.
-Choice: the step size belongs to batches of 64; smaller ones get less, in proportion. The authors'
-code does so for ViTs (with 1e-3 for 64), and for ResNets below 32 (``lr_batch=32``).
+As in the authors' code for ResNets, batches below 32 take smaller steps, in proportion; for ViTs
+theirs are ``lr=1e-3, lr_batch=64``.
 Choice: in segmentation a pixel is a sample. One image has thousands: its step is a whole one.
 Choice: 0.2 is kept for both tasks, though it was published for 1000 classes. With few classes, or
 sure pixels, a healthy model may be below it: then a recovery undoes every step, and what is left is
@@ -60,7 +60,7 @@ class SarConfig(AdapterConfig):
 
     lr: float = 2.5e-4
     """Step size of SGD, for batches of ``lr_batch`` and more."""
-    lr_batch: int = 64
+    lr_batch: int = 32
     """A smaller batch of n takes a step of ``n / lr_batch`` of it; 1 for whole steps always."""
     momentum: float = 0.9
     """Of SGD."""
