@@ -16,18 +16,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import bestta
 from bestta import protocols
 from bestta.adapters.registry import method_class
 from bestta.data import Cifar10
+from bestta.data.tensors import LabelledBatches
 from bestta.files import write_whole
 from bestta.metrics import Errors
 from bestta.progress import Progress
@@ -40,25 +40,6 @@ PUBLISHED = {  # error, WRN-28-10, batch 200, 10,000 images a corruption, contin
 }  # fmt: skip
 AT_ONE = {"bestta": {"layers": ["block1"], "lr": 0.0}}
 """BESTTA without learning: its classification preset is judged in another benchmark."""
-
-
-class Images:
-    """Images of a training set as batches with labels, as often as they are asked for."""
-
-    def __init__(self, samples: Any, count: int, normalise: Any, size: int = 64) -> None:
-        self.samples, self.normalise, self.size = samples.some(count), normalise, size
-
-    def __len__(self) -> int:
-        return -(-len(self.samples) // self.size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        samples = list(self.samples)
-        for start in range(0, len(samples), self.size):
-            some = samples[start : start + self.size]
-            yield (
-                normalised(np.stack([s.image for s in some]), self.normalise),
-                torch.tensor([int(s.label) for s in some]),
-            )
 
 
 def render(data: Path, count: int, cache: Path) -> list[tuple[str, Any, Any]]:
@@ -86,7 +67,8 @@ def profile_for(method: str, model: Any, card: Any, args: argparse.Namespace) ->
         return profile
     path = args.out.with_name(f"{args.out.stem}-{method}-profile.safetensors")
     if not path.exists():
-        images = Images(Cifar10(args.data, "train"), args.prepare, card.normalise)
+        train = Cifar10(args.data, "train").some(args.prepare)
+        images = LabelledBatches(train, 64, card.normalise)
         settings = {"ecotta": {"warmup_epochs": args.warmup}}.get(method, {})
         bestta.prepare(
             model,

@@ -206,7 +206,7 @@ def test_an_endless_source_ends_where_it_is_enough(model):
         (torch.tensor([1, 2]), True),
         (torch.tensor([1, 2], dtype=torch.uint8), True),
         (torch.zeros(2, 12, 12, dtype=torch.int32), True),
-        (torch.tensor([0.1, 0.2]), False),
+        (torch.zeros(2, 1, 12, 12, dtype=torch.int32), True),
         ("name", False),
         (None, False),
     ],
@@ -216,6 +216,13 @@ def test_labels_are_whole_numbers_that_follow_the_images(label, kept):
     assert (found is not None) == kept
     if kept:
         assert found.dtype == torch.int64
+        assert found.dim() in (1, 3)
+
+
+@pytest.mark.parametrize("label", [torch.tensor([0.1, 0.2]), torch.zeros(2, 5, dtype=torch.int64)])
+def test_what_cannot_be_labels_is_not_passed_over_in_silence(label):
+    with pytest.raises(ValueError, match="labels are whole numbers"):
+        label_of((torch.rand(2, 3, 12, 12), label))
 
 
 def test_images_without_labels_have_none():
@@ -822,7 +829,7 @@ def test_a_method_without_presets_takes_one_and_does_not_look(model):
 
 @pytest.mark.parametrize("preset", ["segmentaton", "detection", ""])
 def test_an_unknown_preset_is_refused(model, preset):
-    with pytest.raises(ValueError, match=r"no preset is called.*There are: .*segmentation"):
+    with pytest.raises(ValueError, match=r"no preset of 'tent' is called.*There are: .*segmentation"):
         bestta.adapt(model, method="tent", preset=preset)
 
 

@@ -190,6 +190,7 @@ class Adapter(ABC):
         started = time.perf_counter()
         # Streams often run under no_grad or inference_mode; a step needs gradients all the same.
         with torch.inference_mode(False), torch.enable_grad():
+            torch.clear_autocast_cache()  # it would keep weights as they were before they learned
             image = (image.clone() if image.is_inference() else image).to(self.device)
             reason = self._reason_to_skip(image)
             if reason:

@@ -26,16 +26,15 @@ from bestta.adapters.network import Network
 class AdaptiveNorm(nn.Module):
     """Stands in for a batch norm; a method says by what it normalises."""
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
+    weight: Tensor | None
+    bias: Tensor | None
     running_mean: Tensor | None
     running_var: Tensor | None
 
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
         self.eps = norm.eps
-        self.register_parameter("weight", norm.weight)
-        self.register_parameter("bias", norm.bias)
+        self.weight, self.bias = norm.weight, norm.bias
         self.register_buffer("running_mean", norm.running_mean)
         self.register_buffer("running_var", norm.running_var)
         self.eval()
@@ -126,7 +125,7 @@ def replace_norms(network: Network, build: Callable[[_BatchNorm], AnyNorm]) -> d
 
 def _stand_in(standin: AdaptiveNorm, norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
     """The stand-in with the weight and bias that the batch norm has at the time."""
-    return lambda x: standin.normalise(x, norm.weight, norm.bias)
+    return lambda input: standin.normalise(input, norm.weight, norm.bias)
 
 
 def _restyle(standin: AdaptiveNorm) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
@@ -169,7 +168,7 @@ def affine_names(norms: Mapping[str, nn.Module]) -> list[str]:
     for name, norm in norms.items():
         for kind in ("weight", "bias"):
             parameter = getattr(norm, kind, None)
-            if parameter is not None:
+            if isinstance(parameter, nn.Parameter):  # and not computed from others
                 found.setdefault(id(parameter), f"{name}.{kind}" if name else kind)
     return list(found.values())
 

@@ -19,6 +19,7 @@ from types import FunctionType
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from bestta.outputs import OutputKey, select_logits
 
@@ -44,6 +45,16 @@ class Network:
     def __init__(self, model: nn.Module, output: OutputKey = None) -> None:
         self.module = skeleton(model)
         self.output = output
+        self.running = False
+        for module in self.module.modules():
+            if isinstance(module, nn.DataParallel):
+                raise ValueError(
+                    "nn.DataParallel copies weights by itself and cannot be run with others: give "
+                    "the model inside it, model.module."
+                )
+            computed = isinstance(module, ParametrizationList)  # runs whenever it is looked at
+            if (module._parameters or is_parametrized(module)) and not computed:
+                module.register_forward_pre_hook(self._check_running)
         self.source: dict[str, Tensor] = dict(model.named_parameters())
         """The source's own parameters, by name: never written to."""
 
@@ -51,7 +62,19 @@ class Network:
         """The logits (B, K) or (B, K, H, W) of ``image`` under ``weights``."""
         torch.clear_autocast_cache()  # it would keep weights as they were before they learned
         cast = {name: w.to(self.source[name].dtype) for name, w in (weights or {}).items()}
-        return select_logits(functional_call(self.module, cast, (image,)), self.output)
+        self.running = True
+        try:
+            return select_logits(functional_call(self.module, cast, (image,)), self.output)
+        finally:
+            self.running = False
+
+    def _check_running(self, module: nn.Module, inputs: object) -> None:
+        """Weights are in place during a forward alone: a backward must not run modules again."""
+        if not self.running:
+            raise ValueError(
+                f"{type(module).__name__} was run again in the backward: this model recomputes its "
+                "activations (torch.utils.checkpoint), by then with other weights. Turn that off."
+            )
 
     def weights(self, names: Iterable[str] | None = None) -> dict[str, nn.Parameter]:
         """Copies of the source's parameters to train, by default of all of them.

@@ -81,7 +81,7 @@ class Preparation(ABC):
             checkpoint_every: Seconds between checkpoints.
             show: Whether to show progress; by default on a terminal.
         """
-        if self.epochs > 1 and iter(images) is images:
+        if self.epochs > 1 and isinstance(images, Iterator):
             raise ValueError(
                 f"the images are gone through {self.epochs} times, and these can be only once: "
                 "give a list or a DataLoader instead of a generator, or ask for one epoch."
@@ -164,11 +164,18 @@ def _length(images: Iterable[Any]) -> int | None:
 
 
 def label_of(item: Any) -> Tensor | None:
-    """The labels of a batch: the second of a tuple, if it is a tensor of whole numbers."""
+    """The labels of a batch, (B,) or (B, H, W): the second of a tuple, if that is a tensor."""
     if not isinstance(item, tuple | list) or len(item) < 2 or not isinstance(item[1], Tensor):
         return None
     label = item[1]
-    return label.long() if label.dim() in (1, 3) and not label.is_floating_point() else None
+    if label.dim() == 4 and label.shape[1] == 1:
+        label = label[:, 0]
+    if label.dim() not in (1, 3) or label.is_floating_point():
+        raise ValueError(
+            f"labels are whole numbers (B,) or (B, H, W); these are {label.dtype} of shape "
+            f"{tuple(label.shape)}. Give the images alone to have the model's own predictions."
+        )
+    return label.long()
 
 
 def source_loss(logits: Tensor, label: Tensor | None) -> Tensor:

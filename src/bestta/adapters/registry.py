@@ -112,8 +112,8 @@ def prepare(
         method: One that prepares itself: ``"eata"``, ``"ecotta"``, ``"petal"``.
         profile: A profile to add it to, or its file; without, a new one is made.
         checkpoint: A file that keeps what was learned so far. Stopped, by Ctrl-C or otherwise, the
-            same call goes on from it, to the bit if the images come in the same order. It
-            may be removed once the profile is saved.
+            same call goes on from it, to the bit if the images come in the same order. Remove it
+            once the profile is saved: with other images it would still be what it was.
         preset: As in `adapt`.
         progress: Show how far it is; by default on a terminal.
         **settings: Any setting of the method by name.
@@ -200,7 +200,7 @@ def _configured(
 ) -> AdapterConfig:
     """The settings in force: the call's over the profile's over those of the task."""
     if preset is not None:
-        _lookup(preset, dict.fromkeys(TASKS), "preset")
+        _lookup(preset, dict.fromkeys(TASKS), f"preset of {known.name!r}")
     task = preset or (profile.task if profile is not None else None)
     output = settings.get("output", profile.output if profile is not None else None)
     if task is None and (known.presets or set(known.tasks) != set(TASKS)):

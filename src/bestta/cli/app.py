@@ -10,6 +10,7 @@ import typer
 
 from bestta._version import __version__
 from bestta.cli.data import app as data
+from bestta.cli.methods import methods, prepare
 from bestta.cli.models import app as models
 from bestta.cli.train import train
 
@@ -23,6 +24,8 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(models, name="models")
 app.command()(train)
+app.command()(methods)
+app.command()(prepare)
 
 
 def _version(wanted: bool) -> None:

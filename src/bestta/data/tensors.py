@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bestta.data.samples import Pixels, Sample
+from bestta.data.samples import ImageSet, Pixels, Sample
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Channel means and deviations that most public models were trained with."""
@@ -58,3 +59,45 @@ def to_batches(
         batch.append(image)
     if batch:
         yield torch.cat(batch)
+
+
+class LabelledBatches:
+    """Samples as batches of images and labels, as often as they are asked for.
+
+    What `bestta.prepare` and training loops take: ``(B, 3, H, W)`` and class ids ``(B,)`` or
+    ``(B, H, W)``. A new size starts a new batch; a sample without a label is left out.
+
+    Example:
+        >>> from bestta.data import Streets
+        >>> batches = LabelledBatches(Streets(5), size=3)
+        >>> [(tuple(image.shape), tuple(label.shape)) for image, label in batches]
+        [((3, 3, 128, 256), (3, 128, 256)), ((2, 3, 128, 256), (2, 128, 256))]
+        >>> len(batches)
+        2
+    """
+
+    def __init__(
+        self, samples: ImageSet, size: int = 8, normalise: Normalisation = IMAGENET
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"a batch holds 1 image or more, got size={size}")
+        self.samples, self.size, self.normalise = samples, size, normalise
+
+    def __len__(self) -> int:
+        """How many batches there are, if all images have one size."""
+        return -(-len(self.samples) // self.size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        images: list[Tensor] = []
+        labels: list[Tensor] = []
+        for sample in self.samples:
+            if sample.label is None:
+                continue
+            image = to_tensor(sample.image, self.normalise)
+            if images and (len(images) == self.size or images[0].shape != image.shape):
+                yield torch.cat(images), torch.stack(labels)
+                images, labels = [], []
+            images.append(image)
+            labels.append(torch.as_tensor(np.array(sample.label, dtype=np.int64)))
+        if images:
+            yield torch.cat(images), torch.stack(labels)
