@@ -1,7 +1,10 @@
-"""Time and memory of one BESTTA step over the plain forward.
+"""Time and memory of one step of adaptation over the plain forward.
 
     make bench                                              DeepLabV3+-R50 at 512x1024, one thread
     python benchmarks/step_cost.py --size 256 512 --rounds 9
+    python benchmarks/step_cost.py --methods --encoder efficientnet_lite0 --size 256 512
+
+The first two look at BESTTA, the third at every method that segments, CoTTA in both forms.
 
 The contenders run in turn, round after round, in one process with one thread, so that a busy
 neighbour slows them all; the ratio is taken within each round. Memory is the peak over what the
@@ -18,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ from bestta.provenance import commit
 
 Step = Callable[[Tensor], Tensor]
 
-CONTENDERS: dict[str, dict[str, Any] | None] = {
+BESTTA: dict[str, dict[str, Any] | None] = {
     "plain forward": None,
     "BeIN layer3, γ still": {"layers": ["backbone.layer3"], "lr": 0.0},
     "BESTTA layer3, no entropy": {"layers": ["backbone.layer3"], "lambda_entropy": 0.0},
@@ -41,18 +44,44 @@ CONTENDERS: dict[str, dict[str, Any] | None] = {
     "BESTTA layer1": {"layers": ["backbone.layer1"]},
     "BESTTA layer1+layer2": {"layers": ["backbone.layer1", "backbone.layer2"]},
 }
+METHODS: dict[str, dict[str, Any] | None] = {
+    "plain forward": None,
+    "bn_stats": {"method": "bn_stats"},
+    "alpha_bn": {"method": "alpha_bn"},
+    "bn_ema": {"method": "bn_ema"},
+    "bestta, γ still": {"layers": ["backbone.layer1"], "lr": 0.0},
+    "bestta": {"layers": ["backbone.layer3"]},
+    "tent": {"method": "tent"},
+    # Random weights are unsure of everything: these would learn from nothing, and cost less.
+    "eata": {"method": "eata", "margin": 1.1, "redundancy": 1.1},
+    "sar": {"method": "sar", "margin": 1.1, "recover_below": 0.0},
+    "ecotta": {"method": "ecotta", "margin": 1.1},
+    "memo": {"method": "memo"},
+    "cotta": {"method": "cotta"},
+    "cotta, published form": {"method": "cotta", "form": "published"},
+    "petal": {"method": "petal"},
+}
+PREPARED: dict[str, dict[str, Any]] = {
+    "eata": {},
+    "ecotta": {"warmup_epochs": 1},
+    "petal": {"swag_epochs": 1},
+}
 
 
-def build(encoder: str) -> tuple[nn.Module, bestta.SourceProfile]:
+def build(encoder: str, contenders: Iterable[str]) -> tuple[nn.Module, bestta.SourceProfile]:
     """A network with random weights (they cost the same), and a profile of its stages."""
     torch.manual_seed(0)
     model = DeepLabV3Plus(encoder).eval()  # type: ignore[arg-type]
     stages = [f"backbone.layer{i}" for i in range(1, 5)]
-    return model, bestta.SourceProfile.collect(model, torch.randn(2, 3, 64, 64), layers=stages)
+    images = [torch.randn(2, 3, 64, 64)]
+    profile = bestta.SourceProfile.collect(model, images, layers=stages)
+    for method in sorted(PREPARED.keys() & set(contenders)):
+        profile = bestta.prepare(model, images, method=method, profile=profile, **PREPARED[method])
+    return model, profile
 
 
 def contender(name: str, model: nn.Module, profile: bestta.SourceProfile) -> Step:
-    settings = CONTENDERS[name]
+    settings = {**BESTTA, **METHODS}[name]
     if settings is not None:
         return bestta.adapt(model, profile, **settings)
 
@@ -64,10 +93,12 @@ def contender(name: str, model: nn.Module, profile: bestta.SourceProfile) -> Ste
     return plain
 
 
-def measure_times(encoder: str, size: tuple[int, int], rounds: int) -> dict[str, list[float]]:
+def measure_times(
+    contenders: Iterable[str], encoder: str, size: tuple[int, int], rounds: int
+) -> dict[str, list[float]]:
     """Milliseconds of each contender in each round; one round before them warms up."""
-    model, profile = build(encoder)
-    steps = {name: contender(name, model, profile) for name in CONTENDERS}
+    model, profile = build(encoder, contenders)
+    steps = {name: contender(name, model, profile) for name in contenders}
     times: dict[str, list[float]] = {name: [] for name in steps}
     with Progress("timed steps", total=(rounds + 1) * len(steps), show=True) as progress:
         for turn in range(rounds + 1):
@@ -83,7 +114,7 @@ def measure_times(encoder: str, size: tuple[int, int], rounds: int) -> dict[str,
 
 def measure_memory(name: str, encoder: str, size: tuple[int, int]) -> int:
     """Peak bytes over the process before its first full-size forward (Linux)."""
-    model, profile = build(encoder)
+    model, profile = build(encoder, [name])
     step = contender(name, model, profile)
     step(torch.randn(1, 3, 64, 64))  # load what is loaded once
     image = torch.randn(1, 3, *size)
@@ -119,6 +150,7 @@ def main() -> None:
     parser.add_argument("--encoder", default="resnet50", choices=["resnet50", "efficientnet_lite0"])
     parser.add_argument("--size", type=int, nargs=2, default=(512, 1024), metavar=("H", "W"))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--methods", action="store_true", help="all methods, and not BESTTA alone")
     parser.add_argument("--out", type=Path, help="write the record to this JSON file")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -129,11 +161,12 @@ def main() -> None:
         return
 
     print(f"DeepLabV3+ with {arguments.encoder}, one image of {size[0]}x{size[1]}, one thread")
-    times = measure_times(arguments.encoder, size, arguments.rounds)
+    contenders = METHODS if arguments.methods else BESTTA
+    times = measure_times(contenders, arguments.encoder, size, arguments.rounds)
     plain_ms = times["plain forward"]
     memory: dict[str, int | None] = {}
     print(f"\n{'':<28}{'time':>8}{'ms':>9}{'memory':>9}{'MB':>8}")
-    for name in CONTENDERS:
+    for name in contenders:
         memory[name] = peak = memory_in_own_process(name, arguments)
         ratio = statistics.median(a / b for a, b in zip(times[name], plain_ms, strict=True))
         row = f"{name:<28}{ratio:>7.2f}x{statistics.median(times[name]):>9.0f}"
@@ -142,7 +175,8 @@ def main() -> None:
             row += f"{peak / plain_bytes:>8.2f}x{peak / 1e6:>8.0f}"
         print(row, flush=True)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    print("\nThe paper's step, on a GPU at 1920x1080: 2.15x the time, 4.98x the memory.")
+    if not arguments.methods:
+        print("\nThe paper's step, on a GPU at 1920x1080: 2.15x the time, 4.98x the memory.")
     record = {
         "benchmark": "step_cost",
         "encoder": arguments.encoder,

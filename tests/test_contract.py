@@ -185,6 +185,26 @@ def test_only_the_parameters_it_lists_are_trained(case):
     assert adapter.last.adapted == bool(adapter.trainable)
 
 
+def test_every_parameter_it_lists_learns(case):
+    """But MEMO's, which are the source's again after each image."""
+    adapter = case.adapt()
+    start = {name: p.detach().clone() for name, p in adapter.trainable.items()}
+    for image in stream(6, seed=7, **FOG):
+        adapter(image)
+    still = [name for name, p in adapter.trainable.items() if torch.equal(p, start[name])]
+    assert still == (list(start) if case.method == "memo" else [])
+
+
+def test_a_domain_change_resets_those_that_ask_for_it_and_nobody_else(case):
+    adapter = case.adapt()
+    start = adapter.state()
+    for image in stream(3, seed=7, **FOG):
+        adapter(image)
+    before = adapter.state()
+    adapter.domain_changed()
+    assert same(adapter.state(), start if adapter.needs_domain_changes else before)
+
+
 def test_a_stopped_stream_goes_on_as_if_it_had_not_been(case, tmp_path):
     images = stream(8, seed=7, **FOG)
     whole = case.adapt()
