@@ -829,7 +829,8 @@ def test_a_method_without_presets_takes_one_and_does_not_look(model):
 
 @pytest.mark.parametrize("preset", ["segmentaton", "detection", ""])
 def test_an_unknown_preset_is_refused(model, preset):
-    with pytest.raises(ValueError, match=r"no preset of 'tent' is called.*There are: .*segmentation"):
+    words = r"no preset of 'tent' is called.*There are: .*segmentation"
+    with pytest.raises(ValueError, match=words):
         bestta.adapt(model, method="tent", preset=preset)
 
 
