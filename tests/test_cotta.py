@@ -409,7 +409,7 @@ def test_views_of_the_other_task_are_refused(net, views, right):
         ({"augmentations": 0}, "augmentations must be a whole number"),
         ({"scales": ()}, "scales are numbers above 0"),
         ({"scales": (1.0, 0.0)}, "scales are numbers above 0"),
-        ({"prior": -1.0}, "prior must be 0 or more"),
+        ({"prior": -1.0}, "prior must lie in"),
         ({"normalise": ((0.5,), (0.0,))}, "means and the deviations"),
     ],
 )

@@ -479,7 +479,7 @@ def test_an_average_that_is_none_is_refused(shape):
         ({"fisher_images": 0}, "fisher_images must be a whole number"),
         ({"optimiser": "lion"}, "optimiser is one of 'adam', 'sgd', not 'lion'"),
         ({"momentum": 1.5}, "momentum must lie in"),
-        ({"prior": -1.0}, "prior must be 0 or more"),
+        ({"prior": -1.0}, "prior must lie in"),
     ],
 )
 def test_a_bad_setting_says_what_would_be_right(settings, words):

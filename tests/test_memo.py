@@ -181,8 +181,8 @@ def test_views_that_move_are_refused_where_each_pixel_counts():
         ({"lr": -1.0}, r"lr must lie in \[0"),
         ({"views": 0}, "views must be a whole number from 1 on"),
         ({"chunk": 0}, "chunk must be a whole number from 1 on"),
-        ({"prior": -1.0}, "prior must be 0 or more"),
-        ({"prior": float("nan")}, "prior must be 0 or more"),
+        ({"prior": -1.0}, "prior must lie in"),
+        ({"prior": float("nan")}, "prior must lie in"),
         ({"normalise": ((0.5,),)}, "normalise is None, or the means"),
     ],
 )

@@ -417,7 +417,7 @@ def test_a_model_without_norms_to_train_is_told_so(model, words):
         ({"frozen_share": 1.0}, "frozen_share must lie in"),
         ({"recover_below": -1}, "recover_below must lie in"),
         ({"decay": 1.0}, "decay must lie in"),
-        ({"prior": -1.0}, "prior must be 0 or more"),
+        ({"prior": -1.0}, "prior must lie in"),
     ],
 )
 def test_a_bad_setting_says_what_would_be_right(settings, words):

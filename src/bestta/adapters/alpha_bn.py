@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
-from bestta.adapters.batchnorm import MixedNorm, check_batch_norms, replace_norms, share_of_batch
-from bestta.adapters.network import Network
+from bestta.adapters.batchnorm import check_batch_norms, mixing_network, share_of_batch
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import prior_strength, share
 
@@ -48,8 +47,7 @@ class AlphaBn(Adapter):
         check_batch_norms(self.model, self.name)
         weight = self.config.weight
         counts = share_of_batch(self.config.prior) if weight is None else lambda n: float(weight)
-        self.network = Network(self.model, self.config.output)
-        replace_norms(self.network, lambda norm: MixedNorm(norm, counts))
+        self.network = mixing_network(self.model, self.config.output, counts)
 
     @torch.no_grad()
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:

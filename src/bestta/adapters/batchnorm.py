@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bestta.adapters.network import Network
+from bestta.outputs import OutputKey
 
 
 class AdaptiveNorm(nn.Module):
@@ -104,6 +105,13 @@ def share_of_batch(prior: float) -> Callable[[int], float]:
     return lambda n: 0.0 if prior == float("inf") else n / (prior + n)
 
 
+def mixing_network(model: nn.Module, output: OutputKey, share: Callable[[int], float]) -> Network:
+    """``model`` with batch norms, if it has any, that mix the source and the batch."""
+    network = Network(model, output)
+    replace_norms(network, lambda norm: MixedNorm(norm, share))
+    return network
+
+
 AnyNorm = TypeVar("AnyNorm", bound=AdaptiveNorm)
 
 
@@ -171,6 +179,12 @@ def affine_names(norms: Mapping[str, nn.Module]) -> list[str]:
             if isinstance(parameter, nn.Parameter):  # and not computed from others
                 found.setdefault(id(parameter), f"{name}.{kind}" if name else kind)
     return list(found.values())
+
+
+def batch_norm_weights(model: nn.Module, method: str) -> list[str]:
+    """Names of the weights and biases of batch norms, or a ValueError if there are none."""
+    check_batch_norms(model, method)
+    return check_affine(affine_names(batch_norms(model)), model, method)
 
 
 def check_affine(names: Iterable[str], model: nn.Module, method: str) -> list[str]:

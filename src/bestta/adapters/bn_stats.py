@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from bestta.adapters.base import Adapter, StepReport
-from bestta.adapters.batchnorm import MixedNorm, check_batch_norms, replace_norms, share_of_batch
-from bestta.adapters.network import Network
+from bestta.adapters.batchnorm import check_batch_norms, mixing_network, share_of_batch
 from bestta.adapters.registry import register_adapter
 
 
@@ -23,8 +22,7 @@ class BnStats(Adapter):
     def prepare(self) -> None:
         """Have every batch norm take the batch's statistics."""
         check_batch_norms(self.model, self.name)
-        self.network = Network(self.model, self.config.output)
-        replace_norms(self.network, lambda norm: MixedNorm(norm, share_of_batch(prior=0)))
+        self.network = mixing_network(self.model, self.config.output, share_of_batch(prior=0))
 
     @torch.no_grad()
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:

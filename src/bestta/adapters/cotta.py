@@ -33,11 +33,18 @@ from torch import Tensor, nn
 
 from bestta.adapters.augment import Normalisation, augment, check_normalise
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
-from bestta.adapters.batchnorm import MixedNorm, replace_norms, share_of_batch
-from bestta.adapters.network import Network, Weights, follow, gradients
+from bestta.adapters.batchnorm import mixing_network, share_of_batch
+from bestta.adapters.network import Weights, follow, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import at_least_one, not_negative, one_of, within
+from bestta.adapters.settings import (
+    at_least_one,
+    not_negative,
+    one_of,
+    prior_strength,
+    share,
+    within,
+)
 from bestta.losses import cross_entropy
 from bestta.outputs import task_of
 
@@ -83,16 +90,13 @@ class CottaConfig(AdapterConfig):
     def __post_init__(self) -> None:
         not_negative(self, "lr", "confidence")
         within(self, 0, 1, "beta1", "beta2")
-        for name in ("teacher_decay", "restore_probability"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], not {getattr(self, name)!r}.")
+        share(self, "teacher_decay", "restore_probability")
         one_of(self, "views", "augment", "scales")
         one_of(self, "form", "lean", "published")
         at_least_one(self, "augmentations")
         if not self.scales or not all(0 < scale < math.inf for scale in self.scales):
             raise ValueError(f"scales are numbers above 0, at least one, not {self.scales!r}.")
-        if not self.prior >= 0:
-            raise ValueError(f"prior must be 0 or more, not {self.prior!r}.")
+        prior_strength(self, "prior")
         check_normalise(self.normalise)
 
 
@@ -120,9 +124,7 @@ class Cotta(Adapter):
     def prepare(self) -> None:
         """Make the student and the teacher; the anchor is the network with its own weights."""
         config = self.config
-        share = share_of_batch(config.prior)
-        self.network = Network(self.model, config.output)
-        replace_norms(self.network, lambda norm: MixedNorm(norm, share))
+        self.network = mixing_network(self.model, config.output, share_of_batch(config.prior))
         self.student = self.network.weights()
         if not self.student:
             raise ValueError(

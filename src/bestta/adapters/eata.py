@@ -33,20 +33,12 @@ import torch
 from torch import Tensor, nn
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shapes
-from bestta.adapters.batchnorm import (
-    MixedNorm,
-    affine_names,
-    batch_norms,
-    check_affine,
-    check_batch_norms,
-    replace_norms,
-    share_of_batch,
-)
+from bestta.adapters.batchnorm import batch_norm_weights, mixing_network, share_of_batch
 from bestta.adapters.network import Network, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.preparation import Preparation, source_loss
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import at_least_one, not_negative, one_of, within
+from bestta.adapters.settings import at_least_one, not_negative, one_of, prior_strength, within
 from bestta.losses import entropy
 
 AVERAGE = "average/probabilities"
@@ -86,17 +78,13 @@ class EataConfig(AdapterConfig):
         within(self, 0, 1, "decay", "beta1", "beta2", "momentum")
         at_least_one(self, "fisher_images")
         one_of(self, "optimiser", "adam", "sgd")
-        if not self.prior >= 0:
-            raise ValueError(f"prior must be 0 or more, not {self.prior!r}.")
+        prior_strength(self, "prior")
 
 
 def batch_network(model: nn.Module, config: EataConfig) -> tuple[Network, dict[str, nn.Parameter]]:
     """The model with batch norms that look at the batch, and copies of their parameters."""
-    check_batch_norms(model, Eata.name)
-    names = check_affine(affine_names(batch_norms(model)), model, Eata.name)
-    share = share_of_batch(config.prior)
-    network = Network(model, config.output)
-    replace_norms(network, lambda norm: MixedNorm(norm, share))
+    names = batch_norm_weights(model, Eata.name)
+    network = mixing_network(model, config.output, share_of_batch(config.prior))
     return network, network.weights(names)
 
 

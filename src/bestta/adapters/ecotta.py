@@ -52,7 +52,7 @@ from bestta.adapters.network import Network, gradients, skeleton
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.preparation import Preparation, source_loss
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import at_least_one, not_negative, within
+from bestta.adapters.settings import at_least_one, not_negative, prior_strength, within
 from bestta.insertion import find_module
 from bestta.losses import entropy
 from bestta.outputs import OutputKey, select_logits
@@ -99,8 +99,7 @@ class EcottaConfig(AdapterConfig):
             raise ValueError(f"kernel must be odd, so that it has a middle, not {self.kernel}.")
         not_negative(self, "warmup_lr", "lr", "margin", "lambda_distillation")
         within(self, 0, 1, "momentum")
-        if not self.prior >= 0:
-            raise ValueError(f"prior must be 0 or more, not {self.prior!r}.")
+        prior_strength(self, "prior")
 
 
 # --- the network ------------------------------------------------------------------------------

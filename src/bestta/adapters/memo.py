@@ -42,11 +42,11 @@ from torch import Tensor, nn
 
 from bestta.adapters.augment import Normalisation, check_normalise
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
-from bestta.adapters.batchnorm import MixedNorm, replace_norms
-from bestta.adapters.network import Network, assign, gradients
+from bestta.adapters.batchnorm import mixing_network
+from bestta.adapters.network import assign, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import at_least_one, not_negative
+from bestta.adapters.settings import at_least_one, not_negative, prior_strength
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,7 @@ class MemoConfig(AdapterConfig):
         at_least_one(self, "views")
         if self.chunk is not None:
             at_least_one(self, "chunk")
-        if not self.prior >= 0:
-            raise ValueError(f"prior must be 0 or more, not {self.prior!r}.")
+        prior_strength(self, "prior")
         check_normalise(self.normalise)
 
 
@@ -92,8 +91,7 @@ class Memo(Adapter):
     def prepare(self) -> None:
         """Have batch norms, if there are any, mix; make copies of all parameters to step with."""
         share = 1 / (self.config.prior + 1)
-        self.network = Network(self.model, self.config.output)
-        replace_norms(self.network, lambda norm: MixedNorm(norm, lambda n: share))
+        self.network = mixing_network(self.model, self.config.output, lambda n: share)
         self.weights = self.network.weights()
         self.optimiser = Optimiser.sgd(self.weights, self.config.lr)
 

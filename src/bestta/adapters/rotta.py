@@ -32,10 +32,7 @@ from bestta.adapters.augment import Normalisation, augment, check_normalise
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shapes, is_finite
 from bestta.adapters.batchnorm import (
     AdaptiveNorm,
-    affine_names,
-    batch_norms,
-    check_affine,
-    check_batch_norms,
+    batch_norm_weights,
     moments,
     replace_norms,
     values_per_channel,
@@ -43,7 +40,7 @@ from bestta.adapters.batchnorm import (
 from bestta.adapters.network import Network, assign, follow, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import at_least_one, not_negative, within
+from bestta.adapters.settings import at_least_one, not_negative, share, within
 from bestta.losses import cross_entropy, entropy
 
 
@@ -75,9 +72,7 @@ class RottaConfig(AdapterConfig):
         not_negative(self, "lr", "lambda_t", "lambda_u")
         within(self, 0, 1, "beta1", "beta2")
         at_least_one(self, "capacity", "update_every")
-        for name in ("momentum", "teacher_rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], not {getattr(self, name)!r}.")
+        share(self, "momentum", "teacher_rate")
         check_normalise(self.normalise)
 
 
@@ -269,8 +264,7 @@ class Rotta(Adapter):
 
     def prepare(self) -> None:
         """Two networks with batch norms that learn, the weights of each, and an empty memory."""
-        check_batch_norms(self.model, self.name)
-        names = check_affine(affine_names(batch_norms(self.model)), self.model, self.name)
+        names = batch_norm_weights(self.model, self.name)
         config = self.config
         self.student, self.teacher = Role(self.model, config), Role(self.model, config)
         self.weights = self.student.network.weights(names)

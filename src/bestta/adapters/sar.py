@@ -39,16 +39,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
 from bestta.adapters.batchnorm import (
-    MixedNorm,
     affine_names,
     check_affine,
-    replace_norms,
+    mixing_network,
     share_of_batch,
 )
-from bestta.adapters.network import Network, assign, gradients
+from bestta.adapters.network import assign, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import at_least_one, not_negative, within
+from bestta.adapters.settings import at_least_one, not_negative, prior_strength, within
 from bestta.losses import entropy
 
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -86,8 +85,7 @@ class SarConfig(AdapterConfig):
         not_negative(self, "lr", "margin", "rho", "recover_below")
         within(self, 0, 1, "momentum", "decay", "frozen_share")
         at_least_one(self, "lr_batch")
-        if not self.prior >= 0:
-            raise ValueError(f"prior must be 0 or more, not {self.prior!r}.")
+        prior_strength(self, "prior")
 
 
 @register_adapter("sar")
@@ -109,9 +107,7 @@ class Sar(Adapter):
             norms = named_norms(norms, config.layers)
         else:
             norms = first_norms(norms, config.frozen_share)
-        share = share_of_batch(config.prior)
-        self.network = Network(self.model, config.output)
-        replace_norms(self.network, lambda norm: MixedNorm(norm, share))
+        self.network = mixing_network(self.model, config.output, share_of_batch(config.prior))
         self.weights = self.network.weights(affine_names(norms))
         self.optimiser = Optimiser.sgd(self.weights, config.lr, config.momentum)
         # How many steps the average holds tells whether there is one: a state has no NaN.

@@ -14,16 +14,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
-from bestta.adapters.batchnorm import (
-    MixedNorm,
-    affine_names,
-    batch_norms,
-    check_affine,
-    check_batch_norms,
-    replace_norms,
-    share_of_batch,
-)
-from bestta.adapters.network import Network, gradients
+from bestta.adapters.batchnorm import batch_norm_weights, mixing_network, share_of_batch
+from bestta.adapters.network import gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import not_negative, prior_strength, within
@@ -58,11 +50,9 @@ class Tent(Adapter):
 
     def prepare(self) -> None:
         """Have batch norms look at the batch; make copies of their weights and biases to train."""
-        check_batch_norms(self.model, self.name)
-        names = check_affine(affine_names(batch_norms(self.model)), self.model, self.name)
+        names = batch_norm_weights(self.model, self.name)
         share = share_of_batch(self.config.prior)
-        self.network = Network(self.model, self.config.output)
-        replace_norms(self.network, lambda norm: MixedNorm(norm, share))
+        self.network = mixing_network(self.model, self.config.output, share)
         self.weights = self.network.weights(names)
         betas = (self.config.beta1, self.config.beta2)
         self.optimiser = Optimiser.adam(self.weights, self.config.lr, betas)
