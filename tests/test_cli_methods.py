@@ -27,7 +27,7 @@ def test_prepare_writes_a_profile_that_adapt_takes(run, tmp_path):
     path = tmp_path / "profile.safetensors"
     done = run("prepare", "streets", "--method", "eata", "--out", path, *SMALL)
     assert done.returncode == 0, done.stderr
-    assert "prepared for eata" in done.stdout
+    assert "eata learned from 4 images" in done.stdout
     assert not path.with_suffix(".part").exists()
     profile = bestta.SourceProfile.load(path)
     assert set(profile.layers) == set(bestta.models.load_profile("streets").layers)

@@ -65,6 +65,10 @@ class Case:
     model: nn.Module
     profile: SourceProfile
     shape: tuple[int, ...] = ()
+    batch: int = 1
+
+    def stream(self, length: int, seed: int, **weather: float) -> list[torch.Tensor]:
+        return stream(length, seed, batch=self.batch, **weather)
 
     def adapt(self, **settings: Any) -> Adapter:
         return bestta.adapt(
@@ -99,12 +103,17 @@ def method(request) -> str:
 PAIRS = [(m, n) for m in bestta.methods() for n in NETS]
 
 
+@pytest.fixture(params=[1, 4], ids=["batch 1", "batch 4"])
+def batch(request) -> int:
+    return request.param
+
+
 @pytest.fixture(params=[pair for pair in PAIRS if not refused(*pair)], ids="-".join)
-def case(request) -> Case:
+def case(request, batch) -> Case:
     method, net = request.param
     build, layers, shape = NETS[net]
     case = case_of(method, randomise(build(), seed=11), layers)
-    case.shape = shape
+    case.shape, case.batch = shape, batch
     return case
 
 
@@ -125,20 +134,18 @@ def test_what_a_method_is_not_made_for_is_refused_with_a_reason(method, net):
     assert all(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_it_returns_logits_without_a_graph(case, batch):
+def test_it_returns_logits_without_a_graph(case):
     adapter = case.adapt()
-    logits = adapter(stream(1, seed=7, batch=batch, **FOG)[0])
-    assert logits.shape == (batch, *case.shape)
+    logits = adapter(case.stream(1, seed=7, **FOG)[0])
+    assert logits.shape == (case.batch, *case.shape)
     assert not logits.requires_grad
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_it_leaves_the_model_untouched(case, batch):
-    before, image = snapshot(case.model), stream(1, seed=5)[0]
+def test_it_leaves_the_model_untouched(case):
+    before, image = snapshot(case.model), case.stream(1, seed=5)[0]
     plain = case.model(image)
     adapter = case.adapt()
-    for frame in stream(5, seed=7, batch=batch, **FOG):
+    for frame in case.stream(5, seed=7, **FOG):
         adapter(frame)
     adapter.remove()
     assert same(before, snapshot(case.model))
@@ -149,7 +156,7 @@ def test_it_leaves_the_model_untouched(case, batch):
 
 
 def test_paused_it_is_the_source_model_bit_for_bit(case):
-    images = stream(4, seed=7, **FOG)
+    images = case.stream(4, seed=7, **FOG)
     with torch.no_grad():
         plain = [case.model(image) for image in images]
     adapter = case.adapt()
@@ -169,19 +176,20 @@ def test_pauses_may_be_nested(case):
     with adapter.paused():
         with adapter.paused():
             pass
-        adapter(stream(1, seed=7)[0])
+        adapter(case.stream(1, seed=7)[0])
         assert adapter.last.reason == "paused"
-    adapter(stream(1, seed=7)[0])
+    adapter(case.stream(1, seed=7)[0])
     assert adapter.last.reason != "paused"
 
 
 def test_only_the_parameters_it_lists_are_trained(case):
     adapter = case.adapt()
-    for image in stream(5, seed=7, **FOG):
+    for image in case.stream(5, seed=7, **FOG):
         adapter(image)
     listed = set(map(id, adapter.trainable.values()))
-    others = [p for p in case.model.parameters() if id(p) not in listed]
-    assert not any(p.requires_grad for p in others)
+    learns = [t for t in adapter.tensors().values() if t.requires_grad]
+    assert all(id(tensor) in listed for tensor in learns)
+    assert not any(p.requires_grad for p in case.model.parameters())
     assert adapter.last.adapted == bool(adapter.trainable)
 
 
@@ -189,7 +197,7 @@ def test_every_parameter_it_lists_learns(case):
     """But MEMO's, which are the source's again after each image."""
     adapter = case.adapt()
     start = {name: p.detach().clone() for name, p in adapter.trainable.items()}
-    for image in stream(6, seed=7, **FOG):
+    for image in case.stream(6, seed=7, **FOG):
         adapter(image)
     still = [name for name, p in adapter.trainable.items() if torch.equal(p, start[name])]
     assert still == (list(start) if case.method == "memo" else [])
@@ -198,7 +206,7 @@ def test_every_parameter_it_lists_learns(case):
 def test_a_domain_change_resets_those_that_ask_for_it_and_nobody_else(case):
     adapter = case.adapt()
     start = adapter.state()
-    for image in stream(3, seed=7, **FOG):
+    for image in case.stream(3, seed=7, **FOG):
         adapter(image)
     before = adapter.state()
     adapter.domain_changed()
@@ -206,7 +214,7 @@ def test_a_domain_change_resets_those_that_ask_for_it_and_nobody_else(case):
 
 
 def test_a_stopped_stream_goes_on_as_if_it_had_not_been(case, tmp_path):
-    images = stream(8, seed=7, **FOG)
+    images = case.stream(8, seed=7, **FOG)
     whole = case.adapt()
     predictions = [whole(image) for image in images]
     first = case.adapt()
@@ -224,11 +232,11 @@ def test_a_stopped_stream_goes_on_as_if_it_had_not_been(case, tmp_path):
 def test_reset_is_the_exact_starting_point(case):
     adapter = case.adapt()
     start = adapter.state()
-    first = [adapter(image) for image in stream(4, seed=7, **FOG)]
+    first = [adapter(image) for image in case.stream(4, seed=7, **FOG)]
     adapter.reset()
     assert same(start, adapter.state())
     assert adapter.last.reason == "reset"
-    second = [adapter(image) for image in stream(4, seed=7, **FOG)]
+    second = [adapter(image) for image in case.stream(4, seed=7, **FOG)]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -236,7 +244,7 @@ def test_reset_is_the_exact_starting_point(case):
 def test_it_adapts_the_same_where_gradients_are_off(case, mode):
     usual = case.adapt()
     off = case.adapt()
-    for image in stream(3, seed=7, **FOG):
+    for image in case.stream(3, seed=7, **FOG):
         expected = usual(image)
         with mode():
             # A tensor born in inference mode cannot be differentiated through.
@@ -281,10 +289,10 @@ def test_everything_may_happen_where_gradients_are_off(method, mode, tmp_path):
 
 def test_a_frame_with_bad_pixels_leaves_no_trace(case):
     adapter = case.adapt()
-    for image in stream(2, seed=7, **FOG):
+    for image in case.stream(2, seed=7, **FOG):
         adapter(image)
     state = adapter.state()
-    bad = stream(1, seed=7)[0]
+    bad = case.stream(1, seed=7)[0]
     bad[0, 0, 0, 0] = float("nan")
     answer = adapter(bad)
     assert torch.equal(answer.nan_to_num(), case.model(bad).nan_to_num())
@@ -294,7 +302,7 @@ def test_a_frame_with_bad_pixels_leaves_no_trace(case):
 
 @pytest.mark.parametrize("factor", [0.0, 1e20, 1e37])
 def test_a_finite_frame_never_leaves_a_state_that_is_not(case, factor):
-    images = stream(6, seed=7, **FOG)
+    images = case.stream(6, seed=7, **FOG)
     adapter = case.adapt()
     for image in images[:3]:
         adapter(image)
@@ -415,7 +423,7 @@ def test_the_logits_are_found_in_what_the_model_returns(method, wrap, output):
 )
 def test_a_wrong_image_is_an_error_that_says_why_and_changes_nothing(case, image, words):
     adapter = case.adapt()
-    adapter(stream(1, seed=7)[0])
+    adapter(case.stream(1, seed=7)[0])
     state = adapter.state()
     with pytest.raises(ValueError, match=f"(?s){words}"):
         adapter(image)
@@ -424,7 +432,7 @@ def test_a_wrong_image_is_an_error_that_says_why_and_changes_nothing(case, image
 
 def test_a_profile_of_another_model_is_refused(case):
     other = randomise(Segmenter(), seed=12)
-    profile = SourceProfile.collect(other, stream(2, seed=3), layers="layer1")
+    profile = SourceProfile.collect(other, case.stream(2, seed=3), layers="layer1")
     with pytest.raises(ValueError, match="belongs to another model"):
         bestta.adapt(case.model, profile, method=case.method, preset="classification")
     assert all(p.requires_grad for p in case.model.parameters())
@@ -438,7 +446,7 @@ def test_a_model_in_training_mode_is_refused_then_and_later(case):
     adapter = case.adapt()
     case.model.train()
     with pytest.raises(ValueError, match=r"training mode.*model.eval\(\)"):
-        adapter(stream(1, seed=7)[0])
+        adapter(case.stream(1, seed=7)[0])
 
 
 def test_a_state_of_another_method_is_refused(case, tmp_path):
@@ -455,15 +463,15 @@ def test_what_is_no_model_is_refused(method):
 
 def test_a_removed_adapter_says_so(case):
     with case.adapt() as adapter:
-        adapter(stream(1, seed=7)[0])
+        adapter(case.stream(1, seed=7)[0])
     assert all(p.requires_grad for p in case.model.parameters())
     with pytest.raises(RuntimeError, match="removed"):
-        adapter(stream(1, seed=7)[0])
+        adapter(case.stream(1, seed=7)[0])
 
 
 def test_an_adapter_that_is_no_longer_used_lets_go_of_the_model(case):
     adapter = case.adapt()
-    adapter(stream(1, seed=7)[0])
+    adapter(case.stream(1, seed=7)[0])
     other = case.adapt()
     del adapter
     gc.collect()
@@ -477,7 +485,7 @@ def test_a_model_that_was_moved_says_what_to_do(case):
     adapter = case.adapt()
     case.model.to("meta")
     with pytest.raises(ValueError, match="moved from cpu to meta"):
-        adapter(stream(1, seed=7)[0])
+        adapter(case.stream(1, seed=7)[0])
 
 
 def test_an_adapter_is_not_copied_but_told_how_to_make_another(case):
@@ -494,9 +502,9 @@ def test_a_sum_that_overflows_is_not_an_infinite_value():
 def test_a_report_says_what_the_step_did(case):
     adapter = case.adapt()
     assert adapter.last.reason == "no image yet"
-    for count, image in enumerate(stream(3, seed=7), start=1):
+    for count, image in enumerate(case.stream(3, seed=7), start=1):
         adapter(image)
-        assert adapter.last.images_seen == adapter.images_seen == count
+        assert adapter.last.images_seen == adapter.images_seen == count * case.batch
         assert adapter.last.time_ms > 0
         assert adapter.last.adapted or adapter.last.reason
     assert type(case.model).__name__ in repr(adapter)

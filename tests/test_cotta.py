@@ -421,3 +421,34 @@ def test_settings_without_sense_are_refused(settings, words):
 def test_a_model_without_parameters_is_refused():
     with pytest.raises(ValueError, match="AvgPool2d has none"):
         bestta.adapt(nn.AvgPool2d(2).eval(), method="cotta", preset="segmentation")
+
+
+def test_a_model_of_one_size_is_told_how_to_keep_to_it():
+    class Fixed(Segmenter):
+        def forward(self, image: Tensor) -> Tensor:
+            return super().forward(image) + self.head.weight.new_zeros(12, 12)
+
+    model = randomise(Fixed(), seed=1)
+    image = stream(1, seed=2)[0]
+    settings = {"method": "cotta", "preset": "segmentation", "confidence": 1.0}
+    with pytest.raises(ValueError, match=r"a view of \(\d+, \d+\) .*scales=\(1.0,\)"):
+        bestta.adapt(model, **settings)(image)
+    adapter = bestta.adapt(model, scales=(1.0,), **settings)
+    assert adapter(image).shape == (1, 5, 12, 12)
+    assert adapter.last.adapted
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scales": 1.0},
+        {"scales": ("a",)},
+        {"scales": ()},
+        {"rebuild_optimiser": "yes"},
+        {"seed": "a"},
+    ],
+)
+def test_what_is_no_setting_is_named(settings):
+    ((name, _),) = settings.items()
+    with pytest.raises(ValueError, match=f"^{name}"):
+        bestta.adapt(randomise(Classifier(), seed=1), method="cotta", **settings)

@@ -507,3 +507,12 @@ def test_the_model_is_left_as_it_was(build):
     adapter.remove()
     assert same(before, snapshot(model))
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_fisher_information_of_other_statistics_is_refused():
+    model = randomise(Classifier(), seed=1)
+    profile = bestta.prepare(model, stream(2, seed=2), method="eata", prior=8.0)
+    assert bestta.adapt(model, profile, method="eata").config.prior == 8.0
+    with pytest.raises(ValueError, match=r"learned with prior=8.0.*prior=0.0: prepare anew"):
+        bestta.adapt(model, profile, method="eata", prior=0.0)
+    bestta.adapt(model, profile, method="eata", prior=0.0, fisher_weight=0.0)

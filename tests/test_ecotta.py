@@ -534,3 +534,24 @@ def test_an_adapter_needs_the_warm_up_and_its_parts():
     for settings in ({"parts": ["first"]}, {"kernel": 1}):
         with pytest.raises(ValueError, match=r"prepared with parts=\('first', 'second'\) and kern"):
             bestta.adapt(net, profile, method="ecotta", **settings)
+
+
+def test_a_bad_image_in_the_first_batch_is_left_out_like_any_other():
+    model = randomise(Classifier(), seed=1)
+    images = stream(2, seed=2, batch=4)
+    bad = [images[0].clone(), images[1]]
+    bad[0][1, 0, 0, 0] = float("nan")
+    good = [images[0][[0, 2, 3]], images[1]]
+    with pytest.warns(UserWarning, match="1 images hold NaN"):
+        seen = bestta.prepare(model, bad, method="ecotta", warmup_epochs=1)
+    expected = bestta.prepare(model, good, method="ecotta", warmup_epochs=1)
+    assert same(dict(seen.prepared["ecotta"]), dict(expected.prepared["ecotta"]))
+
+
+def test_a_last_batch_of_one_image_with_a_map_of_one_pixel_warms_up_all_the_same():
+    model = randomise(Classifier(), seed=1)
+    images = [torch.rand(4, 3, 2, 2), torch.rand(1, 3, 2, 2)]
+    profile = bestta.prepare(model, images, method="ecotta", warmup_epochs=1)
+    assert profile.images == 5
+    adapter = bestta.adapt(model, profile, method="ecotta")
+    assert bool(adapter(images[1]).isfinite().all())

@@ -19,15 +19,13 @@ Build = Callable[[Weights], Optimiser]
 
 OURS: dict[str, Build] = {
     "adam": lambda w: Optimiser.adam(w, lr=0.1),
-    "adam, published for cotta": lambda w: Optimiser.adam(w, 0.01, (0.5, 0.9), weight_decay=0.1),
+    "adam, other decays": lambda w: Optimiser.adam(w, 0.01, (0.5, 0.9)),
     "sgd": lambda w: Optimiser.sgd(w, lr=0.1),
     "sgd with momentum": lambda w: Optimiser.sgd(w, lr=0.1, momentum=0.9),
 }
 TORCHS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "adam, published for cotta": lambda p: torch.optim.Adam(
-        p, lr=0.01, betas=(0.5, 0.9), weight_decay=0.1
-    ),
+    "adam, other decays": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.5, 0.9)),
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "sgd with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
 }

@@ -358,3 +358,32 @@ def test_settings_without_sense_are_refused(settings, words):
         bestta.prepare(
             randomise(Classifier(), seed=11), stream(1, seed=3), method="petal", **settings
         )
+
+
+def test_weights_that_no_answer_depends_on_do_not_keep_the_others_from_going_back():
+    """An auxiliary head has no gradient at all; its zeros would be the whole of the quantile."""
+
+    class WithAuxiliaryHead(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.auxiliary = nn.Linear(8, 400)
+
+    model = randomise(WithAuxiliaryHead(), seed=1)
+    images = stream(3, seed=2, batch=4)
+    profile = bestta.prepare(model, images, method="petal", swag_epochs=1)
+    settings = {"method": "petal", "confidence": 0.0, "lr": 0.1, "augmentations": 1}
+    restores = bestta.adapt(model, profile, restore_quantile=0.3, **settings)
+    keeps = bestta.adapt(model, profile, restore_quantile=0.0, **settings)
+    for adapter in (restores, keeps):
+        # The first step has nothing to learn: the teacher is the student.
+        with torch.no_grad():
+            adapter.teacher["fc.weight"].add_(1.0)
+        adapter(images[0])
+
+    def back(adapter) -> int:
+        used = [n for n in adapter.student if not n.startswith("auxiliary")]
+        source = dict(model.named_parameters())
+        return sum(int((adapter.student[n] == source[n]).sum()) for n in used)
+
+    numbers = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("auxiliary"))
+    assert back(restores) >= back(keeps) + 0.25 * numbers

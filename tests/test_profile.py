@@ -14,7 +14,7 @@ import bestta
 import oracle
 from bestta import SourceProfile
 from bestta.files import load_tensors, save_tensors
-from bestta.profile import ModelIdentity
+from bestta.profile import ModelIdentity, check_image
 from nets import Classifier, Segmenter, TokenClassifier, randomise, same, snapshot, stream
 
 LAYERS = ["layer1", "layer3"]
@@ -345,7 +345,7 @@ def test_files_that_are_no_profile_are_refused(segmenter, profile, tmp_path):
     with pytest.raises(FileNotFoundError, match="no source profile at"):
         SourceProfile.load(tmp_path / "nothing")
     (tmp_path / "text").write_text("not a profile")
-    with pytest.raises(ValueError, match="not a source profile"):
+    with pytest.raises(ValueError, match="no source profile"):
         SourceProfile.load(tmp_path / "text")
     profile.save(tmp_path / "whole")
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-50])
@@ -410,3 +410,16 @@ def test_the_file_is_small_and_holds_its_story_as_json(profile, tmp_path):
 def test_a_classifier_of_the_same_layer_names_does_not_take_the_profile(profile):
     with pytest.raises(ValueError, match="another model"):
         bestta.adapt(randomise(Classifier(), seed=2), profile)
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ({"pixel_values": torch.rand(1, 3, 4, 4)}, "dict with keys 'pixel_values'"),
+        ("images/", "readers for folders"),
+        ([1.0], "torch.from_numpy"),
+    ],
+)
+def test_what_is_no_image_is_told_what_would_be(image, words):
+    with pytest.raises(ValueError, match=words):
+        check_image(image)

@@ -315,13 +315,13 @@ def test_a_small_batch_takes_a_step_in_proportion():
     settings = {"lr": 10.0}  # so that a step is not lost beside the weight's 1
     whole = step_of(64, **settings)
     assert whole.abs().max() > 0.1
-    for batch, share in ((1, 1 / 32), (16, 1 / 2), (32, 1.0), (128, 1.0)):
+    for batch, share in ((1, 1 / 16), (2, 1 / 16), (16, 1 / 2), (32, 1.0), (128, 1.0)):
         torch.testing.assert_close(step_of(batch, **settings), share * whole, rtol=1e-3, atol=1e-5)
 
 
 def test_with_another_batch_to_measure_by_steps_are_in_proportion_to_that():
     whole = step_of(64, lr=10.0)
-    torch.testing.assert_close(step_of(1, lr=10.0, lr_batch=64), whole / 64, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(step_of(4, lr=10.0, lr_batch=64), whole / 16, rtol=1e-3, atol=1e-5)
 
 
 def test_in_segmentation_a_single_image_takes_a_whole_step():

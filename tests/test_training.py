@@ -289,13 +289,13 @@ def test_what_is_only_told_may_change_between_two_runs(whole):
 def test_a_checkpoint_that_was_cut_short_is_named(kept, whole, tmp_path):
     path = tmp_path / CHECKPOINT
     path.write_bytes((whole["colours"] / CHECKPOINT).read_bytes()[:kept])
-    with pytest.raises(ValueError, match=f"{CHECKPOINT} is not a training checkpoint"):
+    with pytest.raises(ValueError, match=f"{CHECKPOINT} is no training checkpoint"):
         Training(colours(), tmp_path)
 
 
 def test_a_file_of_another_kind_is_named_by_its_kind(tmp_path):
     save_tensors(tmp_path / CHECKPOINT, {"a": torch.zeros(1)}, {"kind": "source model"})
-    with pytest.raises(ValueError, match=f"{CHECKPOINT} is not a .*: it holds 'source model'"):
+    with pytest.raises(ValueError, match=f"{CHECKPOINT} is no .*: it holds 'source model'"):
         Training(colours(), tmp_path)
 
 

@@ -85,9 +85,9 @@ def load_tensors(
         about = json.loads(metadata[KEY])
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise ValueError(
-            f"{path} is not a {kind}: it is no safetensors file written by bestta ({error})."
+            f"{path} is no {kind}: it is no safetensors file written by bestta ({error})."
         ) from error
     seen = about.get("kind") if isinstance(about, dict) else None
     if seen != kind:
-        raise ValueError(f"{path} is not a {kind}: it holds {seen!r}.")
+        raise ValueError(f"{path} is no {kind}: it holds {seen!r}.")
     return tensors, about

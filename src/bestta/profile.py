@@ -375,10 +375,14 @@ class SourceProfile:
 def check_image(image: Any) -> Tensor:
     """``image`` as a batch (B, C, H, W) of floating-point pixels, or a ValueError."""
     if not isinstance(image, Tensor):
-        raise ValueError(
-            f"images are tensors (B, 3, H, W), not {type(image).__name__}; "
-            "turn arrays into tensors with torch.from_numpy(array).float()."
-        )
+        if isinstance(image, Mapping):
+            keys = ", ".join(map(repr, image))
+            hint = f"; of a dict with keys {keys} give the images, or a tuple of images and labels."
+        elif isinstance(image, str | os.PathLike):
+            hint = f" ({image}); bestta.data has readers for folders of images."
+        else:
+            hint = "; turn arrays into tensors with torch.from_numpy(array).float()."
+        raise ValueError(f"images are tensors (B, 3, H, W), not {type(image).__name__}{hint}")
     if image.dim() != 4 or image.numel() == 0:
         hint = " Add the batch axis: image.unsqueeze(0)." if image.dim() == 3 else ""
         raise ValueError(

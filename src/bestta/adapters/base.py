@@ -9,7 +9,7 @@ A method is one file: a config (a frozen dataclass), and an `Adapter` with
 
 The rest is here. A step is a transaction: if it raises, or leaves anything that is not finite, the
 state is put back as it was. Labels and domain names never reach an adapter; a method that must be
-told of domain changes declares it, and whoever runs the stream calls its ``reset()``.
+told of domain changes declares it, and whoever runs the stream calls its ``domain_changed()``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StepReport:
     """What one call of an adapter did."""
 
     images_seen: int = 0
-    """How many images the adapter has answered, those of this call included."""
+    """How many images the adapter has answered since its start or last reset, with this call's."""
     losses: Mapping[str, float] = field(default_factory=dict)
     """Value of each loss that was computed, unweighted, and their weighted ``total``."""
     adapted: bool = False

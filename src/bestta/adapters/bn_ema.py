@@ -1,8 +1,9 @@
 """BN-EMA: the running statistics of batch norms follow the stream, with the momentum of training.
 
 Each image moves them by ``momentum`` towards its own, and is then normalised by where they are:
-batch norm in training mode as to its buffers, in eval mode as to what it normalises by. There is
-no gradient. Nobody's paper, but what remains of many methods when learning is taken away.
+as in batch norm's training mode for the buffers (but for the variance, see batchnorm.py), as in
+eval mode for what is normalised by. There is no gradient. Nobody's paper, but what remains of many
+methods when learning is taken away.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class BnEma(Adapter):
     @torch.no_grad()
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """Predict, and follow."""
-        return self.network(image), StepReport(reason="no parameter is trained")
+        return self.network(image), StepReport(
+            reason="the statistics follow the stream; no parameter is trained"
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """The running statistics of every batch norm."""

@@ -94,10 +94,21 @@ class CottaConfig(AdapterConfig):
         one_of(self, "views", "augment", "scales")
         one_of(self, "form", "lean", "published")
         at_least_one(self, "augmentations")
-        if not self.scales or not all(0 < scale < math.inf for scale in self.scales):
+        if not _are_scales(self.scales):
             raise ValueError(f"scales are numbers above 0, at least one, not {self.scales!r}.")
+        object.__setattr__(self, "scales", tuple(self.scales))
         prior_strength(self, "prior")
+        if not isinstance(self.rebuild_optimiser, bool):
+            raise ValueError(f"rebuild_optimiser is True or False, not {self.rebuild_optimiser!r}.")
         check_normalise(self.normalise)
+
+
+def _are_scales(scales: object) -> bool:
+    return (
+        isinstance(scales, tuple | list)
+        and len(scales) > 0
+        and all(isinstance(s, int | float) and 0 < s < math.inf for s in scales)
+    )
 
 
 @register_adapter("cotta")
@@ -205,7 +216,7 @@ class Cotta(Adapter):
             average = self.average_over_scales(image, self.teacher, plain)
             merged = torch.where(sure, plain, average)
         if self.config.form == "published":
-            # The published program asks the anchor about every view and reads the first answer.
+            # The published program asks the anchor about every view and reads one answer.
             self.average_over_scales(image, None, anchor.softmax(1))
         # A probability may be too small for its type; its log must not be infinite.
         return merged.clamp(min=torch.finfo(merged.dtype).tiny).log()
@@ -225,10 +236,23 @@ class Cotta(Adapter):
                     total += plain
                     continue
                 view = resized(image, view_size(image, scale))
-                logits = self.ask(view.flip(-1) if flipped else view, weights)
+                logits = self.ask_about(view.flip(-1) if flipped else view, image, weights)
                 logits = resized(logits, (plain.shape[-2], plain.shape[-1]))
                 total += (logits.flip(-1) if flipped else logits).softmax(1)
         return total / (2 * len(self.config.scales))
+
+    def ask_about(self, view: Tensor, image: Tensor, weights: Weights | None) -> Tensor:
+        """The logits of a view of ``image``, of another size perhaps."""
+        try:
+            return self.ask(view, weights)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if view.shape == image.shape:
+                raise
+            raise ValueError(
+                f"{type(self.model).__name__} fails on a view of {tuple(view.shape[2:])} pixels of "
+                f"an image of {tuple(image.shape[2:])} ({error}). If it takes one size only, "
+                "scales=(1.0,) keeps to that."
+            ) from error
 
     # --- memory ---------------------------------------------------------------------------
 

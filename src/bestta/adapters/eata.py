@@ -96,6 +96,8 @@ class FisherPreparation(Preparation):
     """
 
     config: EataConfig
+    uses_labels = False
+    reads = ("prior", "fisher_images", "output")
 
     def __init__(self, model: nn.Module, config: EataConfig) -> None:
         super().__init__(model, config)
@@ -146,12 +148,22 @@ class Eata(Adapter):
             self.fisher = self.prepared(
                 "Or fisher_weight=0, which is ETA: the filters without the anchor."
             )
+            self.check_prior()
         if config.optimiser == "adam":
             betas = (config.beta1, config.beta2)
             self.optimiser = Optimiser.adam(self.weights, config.lr, betas)
         else:
             self.optimiser = Optimiser.sgd(self.weights, config.lr, config.momentum)
         self.average: Tensor | None = None
+
+    def check_prior(self) -> None:
+        """Raise a ValueError if F was learned under other statistics than it is used with."""
+        then = self.profile.settings.get(self.name, {}).get("prior") if self.profile else None
+        if then is not None and then != self.config.prior:
+            raise ValueError(
+                f"the Fisher information was learned with prior={then}, and this adapter has "
+                f"prior={self.config.prior}: prepare anew with that, or leave it as it was."
+            )
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:

@@ -47,7 +47,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
-from bestta.adapters.batchnorm import MixedNorm, moments, share_of_batch
+from bestta.adapters.batchnorm import MixedNorm, moments, share_of_batch, values_per_channel
 from bestta.adapters.network import Network, gradients, skeleton
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.preparation import Preparation, source_loss
@@ -181,9 +181,17 @@ class MetaBlock(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x̃: what goes on in place of ``y``, in its shape and precision."""
-        branch = F.relu(self.branch_norm(self.branch(x, y)))
-        out: Tensor = self.output_norm(_wide(y)) + branch
-        return out.to(y.dtype)
+        branch = F.relu(_normed(self.branch_norm, self.branch(x, y)))
+        return (_normed(self.output_norm, _wide(y)) + branch).to(y.dtype)
+
+
+def _normed(norm: nn.BatchNorm2d | MixedNorm, x: Tensor) -> Tensor:
+    """``norm(x)``; in the warm-up, one value per channel is normalised by the statistics so far."""
+    if isinstance(norm, nn.BatchNorm2d) and values_per_channel(x) == 1:
+        mean, variance = norm.running_mean, norm.running_var
+        return F.batch_norm(x, mean, variance, norm.weight, norm.bias, False, 0.0, norm.eps)
+    out: Tensor = norm(x)
+    return out
 
 
 class MetaNetwork:

@@ -71,6 +71,8 @@ class MemoConfig(AdapterConfig):
     def __post_init__(self) -> None:
         not_negative(self, "lr")
         at_least_one(self, "views")
+        if not isinstance(self.geometric, bool):
+            raise ValueError(f"geometric is True or False, not {self.geometric!r}.")
         if self.chunk is not None:
             at_least_one(self, "chunk")
         prior_strength(self, "prior")

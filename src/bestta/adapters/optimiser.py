@@ -32,10 +32,9 @@ class Optimiser:
         weights: Mapping[str, nn.Parameter],
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
     ) -> Optimiser:
         """Adam (Kingma and Ba, 2015)."""
-        adam = torch.optim.Adam(weights.values(), lr=lr, betas=betas, weight_decay=weight_decay)
+        adam = torch.optim.Adam(weights.values(), lr=lr, betas=betas)
         for weight in weights.values():
             adam.state[weight] = {
                 "step": torch.tensor(0.0),

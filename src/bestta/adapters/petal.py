@@ -73,6 +73,7 @@ class SwagPreparation(Preparation):
     """Mean and variance of the weights on a walk around the source's."""
 
     config: PetalConfig
+    reads = ("swag_lr", "swag_epochs", "swag_every", "output")
 
     def __init__(self, model: nn.Module, config: Any) -> None:
         super().__init__(model, config)
@@ -165,8 +166,11 @@ class Petal(Cotta):
         if self.config.restore_quantile == 0:
             return
         sizes = {name: slope.abs() for name, slope in slopes.items()}
-        together = torch.cat([size.flatten() for size in sizes.values()])
-        threshold = quantile(together, self.config.restore_quantile)
+        # A weight that the answer does not depend on (an auxiliary head's) has no gradient to rank.
+        ranked = [size.flatten() for size in sizes.values() if bool(size.any())]
+        if not ranked:
+            return
+        threshold = quantile(torch.cat(ranked), self.config.restore_quantile)
         for name, size in sizes.items():
             self.back_to_source(name, size < threshold)
 

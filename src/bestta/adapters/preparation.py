@@ -7,6 +7,7 @@ was stopped goes on where it was, to the bit, if the images come in the same ord
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import warnings
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,6 +41,10 @@ class Preparation(ABC):
     """How often the images are gone through."""
     enough: int | None = None
     """So many images of each epoch will do; None for all of them."""
+    uses_labels: bool = True
+    """Whether labels are looked at."""
+    reads: tuple[str, ...] | None = None
+    """The settings that decide what is learned, which a checkpoint must share; None for all."""
 
     def __init__(self, model: nn.Module, config: Any) -> None:
         """``model`` is frozen and in eval mode; ``config`` is the method's."""
@@ -87,21 +93,33 @@ class Preparation(ABC):
                 "give a list or a DataLoader instead of a generator, or ask for one epoch."
             )
         path = None if checkpoint is None else Path(checkpoint)
-        kept, done = _checkpoint(path, about)
+        kept, done, began = _checkpoint(path, about)
         length = _length(images)
         total = None if length is None or self.enough is not None else self.epochs * length
         what = f"{about['method']}: batches"
         count, seen, skipped, example = 0, 0, 0, None
+        self.labelled = False
+        self.began = ""
         with ExitStack() as stack:
             progress = stack.enter_context(Progress(what, total, show=show, done=done))
             requests = [] if path is None else stack.enter_context(stop_requests(progress.show))
             saved = time.monotonic()
             for epoch, image, label in self._batches(images):
-                if example is None:
-                    example = image
-                    self.begin(image)
-                    _restore(self.tensors(), kept, path)
                 good = image.isfinite().flatten(1).all(1)
+                if not count:
+                    self.began = _mark(image)
+                    if done and began != self.began:
+                        warnings.warn(
+                            f"the first batch is not the one that {path} was begun with. Remove it "
+                            "if these are other images; if they only come in another order, what "
+                            "comes out will be as good, but not the same to the bit.",
+                            stacklevel=3,
+                        )
+                self.labelled |= label is not None
+                if example is None and bool(good.any()):
+                    example = image[good]
+                    self.begin(example)
+                    _restore(self.tensors(), kept, path)
                 skipped += int((~good).sum()) * (epoch == 0)
                 seen += int(good.sum()) * (epoch == 0)
                 count += 1
@@ -110,7 +128,8 @@ class Preparation(ABC):
                 if bool(good.any()):
                     loss = self.see(image[good], None if label is None else label[good])
                     progress.what = f"{about['method']}: loss {loss:.3f}, batches"
-                if path is not None and time.monotonic() - saved > checkpoint_every:
+                due = time.monotonic() - saved > checkpoint_every
+                if path is not None and due and example is not None:
                     self._save(path, about, count)
                     saved = time.monotonic()
                 progress.advance()
@@ -139,7 +158,8 @@ class Preparation(ABC):
         for epoch in range(self.epochs):
             seen = 0
             for item in batches(images):
-                image, label = check_image(first(item)).to(device), label_of(item)
+                image = check_image(first(item)).to(device)
+                label = label_of(item) if self.uses_labels else None
                 image = image.clone() if image.is_inference() else image
                 if label is not None and len(label) != len(image):
                     raise ValueError(f"{len(label)} labels came with {len(image)} images.")
@@ -153,7 +173,8 @@ class Preparation(ABC):
 
     def _save(self, path: Path, about: Mapping[str, Any], done: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, self.tensors(), {**about, "kind": KIND, "done": done})
+        more = {"kind": KIND, "done": done, "began": self.began}
+        save_tensors(path, self.tensors(), {**about, **more})
 
 
 def _length(images: Iterable[Any]) -> int | None:
@@ -164,10 +185,15 @@ def _length(images: Iterable[Any]) -> int | None:
 
 
 def label_of(item: Any) -> Tensor | None:
-    """The labels of a batch, (B,) or (B, H, W): the second of a tuple, if that is a tensor."""
-    if not isinstance(item, tuple | list) or len(item) < 2 or not isinstance(item[1], Tensor):
+    """The labels of a batch, (B,) or (B, H, W): the second of a tuple, if that is numbers."""
+    if not isinstance(item, tuple | list) or len(item) < 2:
         return None
     label = item[1]
+    listed = isinstance(label, list | tuple) and all(isinstance(x, int) for x in label)
+    if isinstance(label, np.ndarray) or (listed and label):
+        label = torch.as_tensor(label)
+    if not isinstance(label, Tensor):
+        return None  # names of files, say
     if label.dim() == 4 and label.shape[1] == 1:
         label = label[:, 0]
     if label.dim() not in (1, 3) or label.is_floating_point():
@@ -182,6 +208,10 @@ def source_loss(logits: Tensor, label: Tensor | None) -> Tensor:
     """Cross entropy with the labels, or with the model's own where there are none."""
     if label is None:
         label = logits.detach().argmax(1)
+    elif logits.dim() == 4 and label.dim() == 3 and _is_larger(label, logits):
+        # Some models predict at a quarter of the image's size, and leave it to others to enlarge.
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = F.interpolate(wide, label.shape[1:], mode="bilinear", align_corners=False)
     expected = (logits.shape[0], *logits.shape[2:])
     if label.shape != expected:
         raise ValueError(f"labels of shape {expected} are expected, got {tuple(label.shape)}.")
@@ -190,7 +220,8 @@ def source_loss(logits: Tensor, label: Tensor | None) -> Tensor:
     wrong = (label != ignored) & ((label < 0) | (label >= classes))
     if bool(wrong.any()):
         raise ValueError(
-            f"labels of {classes} classes lie in 0 to {classes - 1}, not {int(label[wrong][0])}."
+            f"labels of {classes} classes lie in 0 to {classes - 1}, not {int(label[wrong][0])}"
+            + (f"; {IGNORED} is left out." if ignored == IGNORED else ".")
         )
     if not bool((label != ignored).any()):
         return 0 * logits.float().sum()  # the mean over nothing would be no number
@@ -198,15 +229,23 @@ def source_loss(logits: Tensor, label: Tensor | None) -> Tensor:
     return F.cross_entropy(wide, label, ignore_index=ignored)
 
 
-def _checkpoint(path: Path | None, about: Mapping[str, Any]) -> tuple[dict[str, Tensor], int]:
-    """What a run before has left, and how many batches it had seen."""
+def _is_larger(label: Tensor, logits: Tensor) -> bool:
+    height, width = logits.shape[2:]
+    return (
+        label.shape[1] >= height and label.shape[2] >= width and label.shape[1:] != (height, width)
+    )
+
+
+def _checkpoint(path: Path | None, about: Mapping[str, Any]) -> tuple[dict[str, Tensor], int, str]:
+    """What a run before has left, how many batches it had seen, and the mark of the first."""
     if path is None or not path.exists():
-        return {}, 0
+        return {}, 0, ""
     kept, then = load_tensors(path, KIND)
+    before, now = _flat(then), _flat(about)
     differing = [
-        f"{name} was {then.get(name)!r} and is {value!r}"
-        for name, value in about.items()
-        if then.get(name) != value
+        f"{name} was {before.get(name)!r} and is {value!r}"
+        for name, value in now.items()
+        if before.get(name) != value
     ]
     if differing:
         raise ValueError(
@@ -216,7 +255,20 @@ def _checkpoint(path: Path | None, about: Mapping[str, Any]) -> tuple[dict[str, 
     done = then.get("done")
     if not isinstance(done, int):
         raise ValueError(f"{path} is a damaged {KIND}: it counts {done!r} batches. Remove it.")
-    return kept, done
+    return kept, done, str(then.get("began"))
+
+
+def _flat(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of entries by their own names, so that only what differs need be told."""
+    flat: dict[str, Any] = {}
+    for name, value in about.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _mark(image: Tensor) -> str:
+    """What tells a batch from another."""
+    return hashlib.sha256(image.float().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 @torch.no_grad()

@@ -111,9 +111,9 @@ def prepare(
             without, the model's own predictions stand in.
         method: One that prepares itself: ``"eata"``, ``"ecotta"``, ``"petal"``.
         profile: A profile to add it to, or its file; without, a new one is made.
-        checkpoint: A file that keeps what was learned so far. Stopped, by Ctrl-C or otherwise, the
-            same call goes on from it, to the bit if the images come in the same order. Remove it
-            once the profile is saved: with other images it would still be what it was.
+        checkpoint: A file that keeps what was learned so far. Stopped, by Ctrl-C (a
+            KeyboardInterrupt) or otherwise, the same call goes on from it, to the bit if the
+            images come in the same order. Remove it once the profile is saved.
         preset: As in `adapt`.
         progress: Show how far it is; by default on a terminal.
         **settings: Any setting of the method by name.
@@ -142,11 +142,14 @@ def prepare(
         profile.check(model)
     config = _configured(known, model, profile, preset, settings)
     identity = ModelIdentity.of(model)
+    reads = known.Preparation.reads
     about = {
         "method": method,
         "bestta": __version__,
         "model": vars(identity),
-        "settings": json.loads(json.dumps(asdict(config))),
+        "settings": json.loads(
+            json.dumps({k: v for k, v in asdict(config).items() if k in (reads or asdict(config))})
+        ),
     }
     freeze(model)
     try:
@@ -158,7 +161,12 @@ def prepare(
             learned = {name: t.detach().cpu().clone() for name, t in preparation.result().items()}
     finally:
         unfreeze(model)
-    note = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "images": count, **about}
+    note = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "images": count,
+        "labels": preparation.labelled,
+        **about,
+    }
     if profile is None:
         profile = SourceProfile(
             layers={},
@@ -216,6 +224,8 @@ def _configured(
     chosen.update(settings)
     for name in chosen:
         _lookup(name, {f.name: f for f in fields(known.Config)}, f"setting of {known.name!r}")
+    if isinstance(chosen.get("seed", 0), bool) or not isinstance(chosen.get("seed", 0), int):
+        raise ValueError(f"seed must be a whole number, not {chosen['seed']!r}.")
     return known.Config(**chosen)
 
 
@@ -241,7 +251,7 @@ def probe_task(model: nn.Module, output: OutputKey) -> Task:
 def _lookup(name: str, table: Any, what: str) -> Any:
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(str(name), list(table), n=1)
+    near = difflib.get_close_matches(str(name).lower(), list(table), n=1)
     raise ValueError(
         f"no {what} is called {name!r}."
         + (f" Did you mean {near[0]!r}?" if near else "")

@@ -17,8 +17,8 @@ recovers at every step until the old average has risen.
 Choice: the paper leaves out the last stage of a ResNet-50, and the last three blocks and the last
 norm of a ViT-B: 19 and 28 % of the norms. For any model it is the last quarter, rounded down, in
 the order in which the modules are defined; ``layers`` names norms to train instead.
-As in the authors' code for ResNets, batches below 32 take smaller steps, in proportion; for ViTs
-theirs are ``lr=1e-3, lr_batch=64``.
+As in the authors' code for ResNets, batches below 32 take smaller steps, in proportion, but single
+images twice that; for ViTs theirs are ``lr=1e-3, lr_batch=64``.
 Choice: in segmentation a pixel is a sample. One image has thousands: its step is a whole one.
 Choice: 0.2 is kept for both tasks, though it was published for 1000 classes. With few classes, or
 sure pixels, a healthy model may be below it: then a recovery undoes every step, and what is left is
@@ -60,7 +60,8 @@ class SarConfig(AdapterConfig):
     lr: float = 2.5e-4
     """Step size of SGD, for batches of ``lr_batch`` and more."""
     lr_batch: int = 32
-    """A smaller batch of n takes a step of ``n / lr_batch`` of it; 1 for whole steps always."""
+    """A smaller batch of n takes a step of ``n / lr_batch`` of it, a single image one of
+    ``2 / lr_batch``; 1 for whole steps always."""
     momentum: float = 0.9
     """Of SGD."""
     margin: float = 0.4
@@ -148,7 +149,8 @@ class Sar(Adapter):
 
     def step_size(self, batch: int) -> float:
         """The learning rate of a batch: in proportion to its size, up to ``lr_batch``."""
-        return self.config.lr * min(1.0, batch / self.config.lr_batch)
+        counts = 2 if batch == 1 else batch
+        return self.config.lr * min(1.0, counts / self.config.lr_batch)
 
     @torch.no_grad()
     def follow_entropy(self, loss: Tensor) -> float:
@@ -196,7 +198,8 @@ def affine_norms(model: nn.Module, method: str) -> dict[str, nn.Module]:
             f"method {method!r} works on batch, layer and group norms, and "
             f"{type(model).__name__} has none"
             + (f" (it has {', '.join(kinds)})" if kinds else "")
-            + ". These do without: bestta, source, cotta, petal, memo."
+            + ". These do without: bestta, source, cotta, petal, memo, and ecotta where there are "
+            "feature maps."
         )
     check_affine(affine_names(norms), model, method)
     return {name: norm for name, norm in norms.items() if affine_names({name: norm})}

@@ -78,19 +78,24 @@ def prepare(
     if place.parent == SHIPPED and path.resolve().is_relative_to(SHIPPED.resolve()):
         raise ValueError(f"{path} is where the library itself lies; name another file with --out.")
     model = models.load(name).to(usable(device))
-    profile = bestta.prepare(
-        model,
-        LabelledBatches(train, batch, card.normalise),
-        method=method,
-        profile=path if path.exists() else models.load_profile(name),
-        checkpoint=path.with_suffix(".part"),
-        progress=True,
-        **dict(map(_parsed, setting or [])),
-    )
+    try:
+        profile = bestta.prepare(
+            model,
+            LabelledBatches(train, batch, card.normalise),
+            method=method,
+            profile=path if path.exists() else models.load_profile(name),
+            checkpoint=path.with_suffix(".part"),
+            progress=True,
+            **dict(map(_parsed, setting or [])),
+        )
+    except KeyboardInterrupt as stopped:
+        typer.echo(f"{stopped or 'Stopped.'} The same command goes on from there.")
+        raise typer.Exit(130) from None
     profile.save(path)
     path.with_suffix(".part").unlink(missing_ok=True)
     typer.echo(
-        f"{path}: {profile}\n"
+        f"{path}: {method} learned from {profile.provenance['prepared'][method]['images']} images. "
+        f"Prepared for {', '.join(profile.prepared)}.\n"
         f"Next: bestta.adapt(bestta.models.load({name!r}), {str(path)!r}, method={method!r})"
     )
 
