@@ -349,10 +349,10 @@ def test_files_that_are_no_profile_are_refused(segmenter, profile, tmp_path):
         SourceProfile.load(tmp_path / "text")
     profile.save(tmp_path / "whole")
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-50])
-    with pytest.raises(ValueError, match="not a source profile"):
+    with pytest.raises(ValueError, match="no source profile"):
         SourceProfile.load(tmp_path / "cut")
     bestta.adapt(segmenter, profile).save(tmp_path / "state")
-    with pytest.raises(ValueError, match="not a source profile: it holds 'adapter state'"):
+    with pytest.raises(ValueError, match="no source profile: it holds 'adapter state'"):
         SourceProfile.load(tmp_path / "state")
 
 
