@@ -18,7 +18,7 @@ from torch import nn
 import bestta
 from bestta import SourceProfile
 from bestta.adapters import Adapter
-from bestta.adapters.base import is_finite
+from bestta.adapters.base import compact, is_finite
 from bestta.adapters.registry import method_class
 from nets import Classifier, Segmenter, TokenClassifier, randomise, same, snapshot, stream
 
@@ -497,6 +497,16 @@ def test_a_sum_that_overflows_is_not_an_infinite_value():
     assert is_finite(torch.full((10,), 3e38), torch.ones(2))
     assert not is_finite(torch.ones(2), torch.tensor([1.0, float("inf")]))
     assert not is_finite(torch.tensor([float("inf"), -float("inf")]))
+
+
+def test_the_start_that_is_kept_holds_equal_tensors_once_and_zeros_for_nothing():
+    a, b = torch.rand(100), torch.rand(100)
+    held = compact({"a": a, "b": b, "c": a.clone(), "zeros": torch.zeros(100), "other": a.double()})
+    assert held["c"] is held["a"]
+    assert held["zeros"].untyped_storage().nbytes() == 4
+    for name, expected in {"a": a, "b": b, "c": a, "zeros": a * 0, "other": a.double()}.items():
+        assert torch.equal(held[name], expected)
+        assert held[name].dtype == expected.dtype
 
 
 def test_a_report_says_what_the_step_did(case):

@@ -115,7 +115,7 @@ class Adapter(ABC):
         except BaseException:
             self._release()
             raise
-        self._start = self._whole_state()
+        self._start = compact(self._whole_state())
 
     # --- what a method writes -------------------------------------------------------------
 
@@ -382,6 +382,24 @@ def check_shapes(
             raise ValueError(
                 f"this state does not fit the adapter: {name} is {seen}, expected {wanted}."
             )
+
+
+def compact(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, to be read only: zeros take no room, and equal ones are held once.
+
+    So a student, its teacher and their moments, at the start, take the room of one of them.
+    """
+    kept: dict[tuple[torch.Size, torch.dtype, torch.device], list[Tensor]] = {}
+    held = {}
+    for name, tensor in state.items():
+        if not bool(tensor.any()):
+            held[name] = tensor.new_zeros(()).expand(tensor.shape)
+            continue
+        alike = kept.setdefault((tensor.shape, tensor.dtype, tensor.device), [])
+        held[name] = next((other for other in alike if torch.equal(other, tensor)), tensor)
+        if held[name] is tensor:
+            alike.append(tensor)
+    return held
 
 
 def is_finite(*tensors: Tensor) -> bool:
