@@ -465,7 +465,7 @@ def test_weights_that_do_not_fit_the_network_of_the_card_are_named(folder):
 def test_a_file_of_another_kind_with_the_right_checksum_is_still_refused(folder):
     save_tensors(folder / WEIGHTS, {"a": torch.zeros(1)}, {"kind": "adapter state"})
     changed(folder, sha256={WEIGHTS: sha256(folder / WEIGHTS)})
-    with pytest.raises(ValueError, match="not a source model: it holds 'adapter state'"):
+    with pytest.raises(ValueError, match="no source model: it holds 'adapter state'"):
         bestta.models.load(folder)
 
 
