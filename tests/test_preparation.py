@@ -480,6 +480,29 @@ def test_a_stop_that_comes_after_the_last_batch_is_not_swallowed(model, tmp_path
         prepare(model, images(), checkpoint=tmp_path / "checkpoint")
 
 
+def test_a_stop_while_a_run_before_is_caught_up_with_is_obeyed_and_loses_nothing(model, tmp_path):
+    images, path = stream(6, seed=2), tmp_path / "checkpoint"
+    with pytest.raises(KeyboardInterrupt, match="after batch 5"):
+        prepare(model, Stops(images, at=4), checkpoint=path)
+    kept = path.read_bytes()
+    asked: list[int] = []
+
+    def slow() -> Iterator[Tensor]:
+        for number, image in enumerate(images):
+            asked.append(number)
+            if number == 1:
+                signal.raise_signal(signal.SIGINT)
+            yield image
+
+    with pytest.raises(KeyboardInterrupt, match="after batch 5"):
+        prepare(model, slow(), checkpoint=path)
+    assert asked == [0, 1]
+    assert path.read_bytes() == kept
+    assert torch.equal(
+        learned(prepare(model, images, checkpoint=path)), learned(prepare(model, images))
+    )
+
+
 def test_an_error_leaves_the_checkpoint_of_before(model, tmp_path):
     images, path = stream(4, seed=2), tmp_path / "checkpoint"
     with pytest.raises(KeyboardInterrupt):

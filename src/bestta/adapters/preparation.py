@@ -123,7 +123,9 @@ class Preparation(ABC):
                 skipped += int((~good).sum()) * (epoch == 0)
                 seen += int(good.sum()) * (epoch == 0)
                 count += 1
-                if count <= done:
+                if count <= done:  # by a run before
+                    if requests:
+                        break
                     continue
                 if bool(good.any()):
                     loss = self.see(image[good], None if label is None else label[good])
@@ -138,7 +140,8 @@ class Preparation(ABC):
             if path is not None and count > done and example is not None:
                 self._save(path, about, count)
             if requests:
-                raise KeyboardInterrupt(f"stopped after batch {count}; {path} goes on from it.")
+                after = max(count, done)
+                raise KeyboardInterrupt(f"stopped after batch {after}; {path} goes on from it.")
         if example is None or not seen:
             raise ValueError(
                 "nothing to prepare from: "
