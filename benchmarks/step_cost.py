@@ -4,7 +4,8 @@
     python benchmarks/step_cost.py --size 256 512 --rounds 9
     python benchmarks/step_cost.py --methods --encoder efficientnet_lite0 --size 256 512
 
-The first two look at BESTTA, the third at every method that segments, CoTTA in both forms.
+The first two look at BESTTA, the third at every method that segments, CoTTA in both forms; `source`
+is the plain forward, and `tent_reset` costs what `tent` does.
 
 The contenders run in turn, round after round, in one process with one thread, so that a busy
 neighbour slows them all; the ratio is taken within each round. Memory is the peak over what the
@@ -49,8 +50,9 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "bn_stats": {"method": "bn_stats"},
     "alpha_bn": {"method": "alpha_bn"},
     "bn_ema": {"method": "bn_ema"},
-    "bestta, γ still": {"layers": ["backbone.layer1"], "lr": 0.0},
-    "bestta": {"layers": ["backbone.layer3"]},
+    "bestta layer1, γ still": {"layers": ["backbone.layer1"], "lr": 0.0},
+    "bestta layer1": {"layers": ["backbone.layer1"]},
+    "bestta layer3": {"layers": ["backbone.layer3"]},
     "tent": {"method": "tent"},
     # Random weights are unsure of everything: these would learn from nothing, and cost less.
     "eata": {"method": "eata", "margin": 1.1, "redundancy": 1.1},
@@ -146,7 +148,7 @@ def memory_in_own_process(name: str, arguments: argparse.Namespace) -> int | Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time and memory of one BESTTA step.")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--encoder", default="resnet50", choices=["resnet50", "efficientnet_lite0"])
     parser.add_argument("--size", type=int, nargs=2, default=(512, 1024), metavar=("H", "W"))
     parser.add_argument("--rounds", type=int, default=5)
@@ -181,6 +183,7 @@ def main() -> None:
         "benchmark": "step_cost",
         "encoder": arguments.encoder,
         "size": size,
+        "settings": contenders,
         "time_ms": times,
         "peak_bytes": memory,
         "threads": 1,
@@ -196,7 +199,8 @@ def main() -> None:
         arguments.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         print(f"Written: {arguments.out}")
     else:
-        print("Next: --out FILE keeps the record; docs/bestta.md tells what costs what.")
+        page = "methods" if arguments.methods else "bestta"
+        print(f"Next: --out FILE keeps the record; docs/{page}.md tells what costs what.")
 
 
 if __name__ == "__main__":

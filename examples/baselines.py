@@ -1,4 +1,4 @@
-"""Every method in one loop: the same model, the same images, one after another.
+"""Nine methods in one loop: the same model, the same images, one after another.
 
     python examples/baselines.py [number of images]
 
@@ -23,7 +23,7 @@ from bestta.metrics import MeanIoU
 METHODS: dict[str, dict[str, Any]] = {
     "source": {},
     "bn_stats": {},
-    "alpha_bn": {"prior": 8},
+    "alpha_bn": {},
     "bn_ema": {},
     "tent": {},
     "eata": {},

@@ -232,7 +232,7 @@ def test_views_lie_in_the_range_of_pixels():
 
 
 def test_normalise_of_other_channels_is_refused():
-    with pytest.raises(ValueError, match="normalise has 2 channels, the image 3"):
+    with pytest.raises(ValueError, match="normalise has 2 channels, and the image is"):
         memo.views_of(torch.rand(3, 8, 8), 1, generator(), True, ((0.5, 0.5), (0.2, 0.2)))
 
 

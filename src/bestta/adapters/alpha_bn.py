@@ -17,7 +17,7 @@ from torch import Tensor
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
 from bestta.adapters.batchnorm import check_batch_norms, mixing_network, share_of_batch
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import prior_strength, share
+from bestta.adapters.settings import fraction, prior_strength
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class AlphaBnConfig(AdapterConfig):
     def __post_init__(self) -> None:
         prior_strength(self, "prior")
         if self.weight is not None:
-            share(self, "weight")
+            fraction(self, "weight")
 
 
 @register_adapter("alpha_bn")

@@ -58,7 +58,7 @@ def augment(
             batch stand for 0 and the largest for 1 (for a constant batch, the value one above).
     """
     wide = image.detach().to(torch.promote_types(image.dtype, torch.float32))
-    black, span = _black_and_span(wide, normalise)
+    black, span = black_and_span(wide, normalise)
     pixels = ((wide - black) / span).clamp(0, 1)
     pixels = colour_jitter(pixels, generator)
     pixels = random_affine(pixels, generator, margin=TAPS // 2)
@@ -227,15 +227,16 @@ def gaussian(deviation: float) -> list[float]:
 # --- inside ---------------------------------------------------------------------------------
 
 
-def _black_and_span(image: Tensor, normalise: Normalisation | None) -> tuple[Tensor, Tensor]:
-    """What a pixel of 0 is in ``image``, and how far above a pixel of 1."""
+def black_and_span(image: Tensor, normalise: Normalisation | None) -> tuple[Tensor, Tensor]:
+    """What a pixel of 0 is in ``image`` (..., C, H, W), and how far above it a pixel of 1."""
     if normalise is None:
         black, white = image.aminmax()
         return black, torch.where(white > black, white - black, 1.0)
     mean, deviation = (image.new_tensor(list(values)).view(-1, 1, 1) for values in normalise)
-    if len(mean) not in (1, image.shape[1]):
+    if len(mean) not in (1, image.shape[-3]):
         raise ValueError(
-            f"normalise has {len(mean)} channels, and the image is {tuple(image.shape)}."
+            f"normalise has {len(mean)} channels, and the image is {tuple(image.shape)}. Give one "
+            "mean and deviation for each channel, or one for all."
         )
     return -mean / deviation, 1 / deviation
 

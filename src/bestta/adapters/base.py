@@ -44,7 +44,8 @@ class StepReport:
     images_seen: int = 0
     """How many images the adapter has answered since its start or last reset, with this call's."""
     losses: Mapping[str, float] = field(default_factory=dict)
-    """Value of each loss that was computed, unweighted, and their weighted ``total``."""
+    """Value of each loss that was computed, unweighted; where several are weighed against each
+    other, also their weighted ``total``."""
     adapted: bool = False
     """Whether the method's parameters were updated."""
     skipped: bool = False
@@ -158,6 +159,22 @@ class Adapter(ABC):
         """What happens at a domain change, to a method that asks to be told of it."""
         if self.needs_domain_changes:
             self.reset()
+
+    def prepared(self, without: str = "") -> Mapping[str, Tensor]:
+        """What `bestta.prepare` has left in the profile for this method, or a ValueError.
+
+        Args:
+            without: What would do without it, if anything does.
+        """
+        found = self.profile.prepared.get(self.name) if self.profile is not None else None
+        if found is None:
+            raise ValueError(
+                f"method {self.name!r} learns from source images beforehand, and "
+                + ("there is no profile" if self.profile is None else "this profile holds nothing")
+                + f" for it: profile = bestta.prepare(model, images, method={self.name!r})"
+                + (f". {without}" if without else ".")
+            )
+        return {name: tensor.to(self.device, copy=True) for name, tensor in found.items()}
 
     # --- what a user calls ----------------------------------------------------------------
 
@@ -334,22 +351,6 @@ class Adapter(ABC):
         """Every tensor of the state, without a copy where there is no need of one."""
         whole = type(self).state is Adapter.state
         return list(self.tensors().values() if whole else self.state().values())
-
-    def prepared(self, without: str = "") -> Mapping[str, Tensor]:
-        """What `bestta.prepare` has left in the profile for this method, or a ValueError.
-
-        Args:
-            without: What would do without it, if anything does.
-        """
-        found = self.profile.prepared.get(self.name) if self.profile is not None else None
-        if found is None:
-            raise ValueError(
-                f"method {self.name!r} learns from source images beforehand, and "
-                + ("there is no profile" if self.profile is None else "this profile holds nothing")
-                + f" for it: profile = bestta.prepare(model, images, method={self.name!r})"
-                + (f". {without}" if without else ".")
-            )
-        return {name: tensor.to(self.device, copy=True) for name, tensor in found.items()}
 
     def _identity(self) -> ModelIdentity:
         return self.profile.model if self.profile else ModelIdentity.of(self.model)

@@ -5,7 +5,8 @@ they are, so that weights and hooks reach them as before; a stand-in decides by 
 what features are normalised by.
 
 Choice: the variance of a batch is the one of its values (divided by their number), in every
-method; PyTorch's running variance divides by one less. So λ = 0 is exactly batch norm in training.
+method; PyTorch's running variance divides by one less. So a batch that counts alone is normalised
+exactly as by batch norm in training.
 Choice: where a batch norm sees one value per channel (one image, pooled to a vector), a batch
 has no statistics, and the source's are used.
 """

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shapes, is_finite
+from bestta.adapters.network import gradients
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import not_negative, one_of, within
 from bestta.bein import BeIN, GammaShape, Transfer, apply_affine, channel_axis
@@ -246,10 +247,10 @@ class Bestta(Adapter):
         values = dict(zip((*losses, "total"), numbers, strict=True))
         if not is_finite(total):
             return logits, StepReport.undone("the loss is not finite", values)
-        gradients = self.gradients(total)
-        if not is_finite(*gradients.values()):
+        slopes = gradients(total, self.trainable)
+        if not is_finite(*slopes.values()):
             return logits, StepReport.undone("the gradient is not finite", values)
-        self.update(gradients)
+        self.update(slopes)
         if self.config.predict == "after":
             # The second forward sees the stream's statistics as the first one did.
             for name, bein in self.bein.items():
@@ -344,21 +345,12 @@ class Bestta(Adapter):
         self.target_embedding[name] = current.lerp(so_far, self.config.embedding_decay)
         return self.target_embedding[name]
 
-    def gradients(self, total: Tensor) -> dict[str, Tensor]:
-        """Gradient of the loss for each γ, by name; zero for one the loss does not depend on."""
-        trainable = self.trainable
-        found = torch.autograd.grad(total, list(trainable.values()), allow_unused=True)
-        return {
-            name: torch.zeros_like(parameter) if gradient is None else gradient
-            for (name, parameter), gradient in zip(trainable.items(), found, strict=True)
-        }
-
     @torch.no_grad()
-    def update(self, gradients: Mapping[str, Tensor]) -> None:
+    def update(self, slopes: Mapping[str, Tensor]) -> None:
         """One step of SGD with momentum; relative γ stays within its bound."""
         bound = self.config.gamma_bound if self.config.gamma == "relative" else None
         for name, parameter in self.trainable.items():
-            velocity = self.velocity[name].mul_(self.config.momentum).add_(gradients[name])
+            velocity = self.velocity[name].mul_(self.config.momentum).add_(slopes[name])
             parameter.sub_(self.config.lr * velocity)
             if bound is not None:
                 parameter.clamp_(-bound, bound)

@@ -1,6 +1,6 @@
 """BN-EMA: the running statistics of batch norms follow the stream, with the momentum of training.
 
-Each image moves them by ``momentum`` towards its own, and is then normalised by where they are:
+Each batch moves them by ``momentum`` towards its own, and is then normalised by where they are:
 as in batch norm's training mode for the buffers (but for the variance, see batchnorm.py), as in
 eval mode for what is normalised by. There is no gradient. Nobody's paper, but what remains of many
 methods when learning is taken away.
@@ -24,7 +24,7 @@ from bestta.adapters.batchnorm import (
 )
 from bestta.adapters.network import Network
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import share
+from bestta.adapters.settings import fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,10 @@ class BnEmaConfig(AdapterConfig):
     """Settings of BN-EMA."""
 
     momentum: float = 0.1
-    """Weight of the image in the running statistics."""
+    """Weight of the batch in the running statistics."""
 
     def __post_init__(self) -> None:
-        share(self, "momentum")
+        fraction(self, "momentum")
 
 
 class FollowingNorm(AdaptiveNorm):

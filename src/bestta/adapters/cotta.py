@@ -39,10 +39,10 @@ from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import (
     at_least_one,
+    fraction,
     not_negative,
     one_of,
     prior_strength,
-    share,
     within,
 )
 from bestta.losses import cross_entropy
@@ -90,7 +90,7 @@ class CottaConfig(AdapterConfig):
     def __post_init__(self) -> None:
         not_negative(self, "lr", "confidence")
         within(self, 0, 1, "beta1", "beta2")
-        share(self, "teacher_decay", "restore_probability")
+        fraction(self, "teacher_decay", "restore_probability")
         one_of(self, "views", "augment", "scales")
         one_of(self, "form", "lean", "published")
         at_least_one(self, "augmentations")

@@ -340,6 +340,7 @@ class EcottaPreparation(Preparation):
     """The warm-up: the meta blocks learn the source task, the source network stays as it is."""
 
     config: EcottaConfig
+    reads = ("parts", "kernel", "warmup_epochs", "warmup_lr", "momentum", "output", "seed")
 
     def __init__(self, model: nn.Module, config: EcottaConfig) -> None:
         super().__init__(model, config)

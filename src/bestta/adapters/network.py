@@ -81,8 +81,14 @@ class Network:
 
         They are in fp32 at least: a step of a thousandth is lost in half precision.
         """
-        chosen = [n for n, p in self.source.items() if p.is_floating_point()]
-        chosen = chosen if names is None else list(names)
+        if names is None:
+            names = [name for name, p in self.source.items() if p.is_floating_point()]
+        chosen = list(names)
+        for name in chosen:
+            if name not in self.source:
+                raise ValueError(
+                    f"no parameter is called {name!r}. There are: {', '.join(self.source)}."
+                )
         return {name: nn.Parameter(self.copy_of(name)) for name in chosen}
 
     def copy_of(self, name: str) -> Tensor:

@@ -26,7 +26,6 @@ Choice: published for classification alone. In segmentation the same is added to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +48,7 @@ class PetalConfig(CottaConfig):
     """Settings of PETAL: CoTTA's, and these."""
 
     prior_weight: float = 1e-9
-    """Weight of the Gaussian around the source in the loss."""
+    """Weight of the Gaussian around the source in the loss; it has nothing to do with ``prior``."""
     restore_quantile: float = 0.03
     """The share of all numbers, those of the smallest gradients, that goes back to the source."""
     restore_probability: float = 0.0
@@ -75,7 +74,7 @@ class SwagPreparation(Preparation):
     config: PetalConfig
     reads = ("swag_lr", "swag_epochs", "swag_every", "output")
 
-    def __init__(self, model: nn.Module, config: Any) -> None:
+    def __init__(self, model: nn.Module, config: PetalConfig) -> None:
         super().__init__(model, config)
         self.epochs = self.config.swag_epochs
         self.network = Network(model, self.config.output)
@@ -119,7 +118,7 @@ class SwagPreparation(Preparation):
         if not int(self.collected):
             raise ValueError(
                 f"no weights were collected: swag_every={self.config.swag_every}, and there were "
-                f"only {int(self.steps)} batches in all."
+                f"only {int(self.steps)} batches in all. Give more, or a smaller swag_every."
             )
         spread = {name: value / int(self.collected) for name, value in self.spread.items()}
         return {

@@ -30,6 +30,9 @@ from bestta.progress import Progress
 
 KIND = "preparation checkpoint"
 
+CHECKPOINT_SECONDS = 60.0
+"""How long it takes from one checkpoint to the next."""
+
 IGNORED = 255
 """Pixels of this label are left out, as Cityscapes and its relatives have it."""
 
@@ -75,7 +78,6 @@ class Preparation(ABC):
         about: Mapping[str, Any],
         checkpoint: str | os.PathLike[str] | None,
         *,
-        checkpoint_every: float = 60.0,
         show: bool | None = None,
     ) -> tuple[int, Tensor]:
         """Go through the images; returns how many there were, and one batch of them.
@@ -84,7 +86,6 @@ class Preparation(ABC):
             images: As `bestta.prepare` takes them.
             about: What a checkpoint must share with the run that goes on from it.
             checkpoint: Where progress is kept, if anywhere.
-            checkpoint_every: Seconds between checkpoints.
             show: Whether to show progress; by default on a terminal.
         """
         if self.epochs > 1 and isinstance(images, Iterator):
@@ -130,7 +131,7 @@ class Preparation(ABC):
                 if bool(good.any()):
                     loss = self.see(image[good], None if label is None else label[good])
                     progress.what = f"{about['method']}: loss {loss:.3f}, batches"
-                due = time.monotonic() - saved > checkpoint_every
+                due = time.monotonic() - saved > CHECKPOINT_SECONDS
                 if path is not None and due and example is not None:
                     self._save(path, about, count)
                     saved = time.monotonic()

@@ -108,7 +108,8 @@ def prepare(
         model: The source model, in eval mode. It is left as it is.
         images: Batches (B, 3, H, W) normalised as the model wants them, or tuples that begin with
             one. Where a tuple goes on with labels, methods that train on the source use them;
-            without, the model's own predictions stand in.
+            without, the model's own predictions stand in. Where a method goes through them several
+            times (PETAL, EcoTTA), a list or a DataLoader, not a generator.
         method: One that prepares itself: ``"eata"``, ``"ecotta"``, ``"petal"``.
         profile: A profile to add it to, or its file; without, a new one is made.
         checkpoint: A file that keeps what was learned so far. Stopped, by Ctrl-C (a

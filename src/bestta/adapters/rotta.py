@@ -40,7 +40,7 @@ from bestta.adapters.batchnorm import (
 from bestta.adapters.network import Network, assign, follow, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.settings import at_least_one, not_negative, share, within
+from bestta.adapters.settings import at_least_one, fraction, not_negative, within
 from bestta.losses import cross_entropy, entropy
 
 
@@ -72,7 +72,7 @@ class RottaConfig(AdapterConfig):
         not_negative(self, "lr", "lambda_t", "lambda_u")
         within(self, 0, 1, "beta1", "beta2")
         at_least_one(self, "capacity", "update_every")
-        share(self, "momentum", "teacher_rate")
+        fraction(self, "momentum", "teacher_rate")
         check_normalise(self.normalise)
 
 

@@ -25,7 +25,7 @@ def not_negative(config: Any, *names: str) -> None:
     within(config, 0, float("inf"), *names)
 
 
-def share(config: Any, *names: str) -> None:
+def fraction(config: Any, *names: str) -> None:
     """Raise a ValueError unless each setting lies from 0 to 1, both included."""
     for name in names:
         value = getattr(config, name)

@@ -101,10 +101,12 @@ def prepare(
 
 
 def _parsed(setting: str) -> tuple[str, Any]:
-    """A setting and its value: JSON where it is any, words otherwise."""
+    """A setting and its value: JSON where it is any, or infinity, words otherwise."""
     name, equals, value = setting.partition("=")
     if not equals:
         raise ValueError(f"--set takes name=value, such as warmup_epochs=3, not {setting!r}.")
+    if value in ("inf", "infinity"):
+        return name, float("inf")
     try:
         return name, json.loads(value)
     except ValueError:

@@ -84,7 +84,7 @@ class LabelledBatches:
         self.samples, self.size, self.normalise = samples, size, normalise
 
     def __len__(self) -> int:
-        """How many batches there are, if all images have one size."""
+        """How many batches there are, if all images have one size and a label."""
         return -(-len(self.samples) // self.size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
