@@ -13,6 +13,7 @@ has no statistics, and the source's are used.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ _PIECE = 2048
 """So many values of a channel are summed in single precision at most."""
 
 
-class AdaptiveNorm(nn.Module):
+class AdaptiveNorm(nn.Module, ABC):
     """Stands in for a batch norm; a method says by what it normalises."""
 
     weight: Tensor | None
@@ -44,9 +45,9 @@ class AdaptiveNorm(nn.Module):
         self.register_buffer("running_var", norm.running_var)
         self.eval()
 
+    @abstractmethod
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Mean and variance (C,) to normalise ``x`` (B, C, ...) by; None for its own."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (B, C, ...) and apply weight and bias."""
