@@ -5,6 +5,7 @@ A new method is tested by being registered.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 from dataclasses import dataclass
@@ -227,6 +228,25 @@ def test_a_stopped_stream_goes_on_as_if_it_had_not_been(case, tmp_path):
     rest = [second(image) for image in images[3:]]
     assert all(torch.equal(a, b) for a, b in zip(predictions[3:], rest, strict=True))
     assert same(whole.state(), second.state())
+
+
+def test_a_trial_is_answered_by_what_was_learned_and_leaves_no_trace(case):
+    first, second, other = case.stream(3, seed=7, **FOG)
+    with case.adapt() as adapter:
+        adapter(first)
+        expected, last = adapter(second), adapter.last.losses
+    adapter = case.adapt()
+    adapter(first)
+    for _ in range(2):
+        with adapter.trial():
+            tried = adapter(second)
+    with contextlib.suppress(ZeroDivisionError), adapter.trial():
+        adapter(other)
+        raise ZeroDivisionError
+    assert adapter.images_seen == case.batch
+    assert torch.equal(adapter(second), expected)
+    assert torch.equal(tried, expected)
+    assert adapter.last.losses == last
 
 
 def test_reset_is_the_exact_starting_point(case):

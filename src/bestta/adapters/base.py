@@ -234,6 +234,22 @@ class Adapter(ABC):
         finally:
             self._pauses -= 1
 
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """What happens while the context lasts leaves no trace: the state is put back afterwards.
+
+        To see how the adapter would answer images that are not its stream's: each of them in a
+        trial of its own is answered by what was learned up to now.
+        """
+        with torch.inference_mode(False):
+            before, last = self._whole_state(), self.last
+        try:
+            yield
+        finally:
+            with torch.inference_mode(False):
+                self._restore_whole(before)
+            self.last = last
+
     @torch.inference_mode(False)
     def reset(self) -> None:
         """Back to the exact starting point: as if no image had been seen."""
