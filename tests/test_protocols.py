@@ -466,3 +466,49 @@ def test_mistakes_are_told_where_they_are_made():
         protocols.weather(Squares(1), "fog")
     with pytest.raises(TypeError, match=r"weather.images., corruptions.images."):
         protocols.continual(Squares(2))
+
+
+def test_every_other_frame_of_each_block_looks_as_it_did():
+    domains = [Domain("a", Squares(5), Grain()), Domain("b", Squares(4, start=10), Grain())]
+    stream = protocols.continual(domains, rounds=2, shuffle=True, seed=3)
+    thin = stream.every(2)
+    assert [(b.name, b.round, len(b)) for b in thin.blocks] == [
+        ("a", 0, 3), ("b", 0, 2), ("a", 1, 3), ("b", 1, 2),
+    ]  # fmt: skip
+    expected = [stream[p] for b in stream.blocks for p in range(b.start, b.stop, 2)]
+    assert [f.name for f in thin] == [f.name for f in expected]
+    assert all(np.array_equal(a.image, b.image) for a, b in zip(thin, expected, strict=True))
+    with pytest.raises(ValueError, match="got 0"):
+        stream.every(0)
+
+
+def test_names_are_known_without_reading():
+    stream = protocols.mixed([Domain("a", Squares(3, broken=(0, 1, 2))), Domain("b", Squares(2))])
+    names = [stream.name_at(position) for position in range(len(stream))]
+    assert Counter(names) == Counter(
+        [("a", f"square-{n}") for n in range(3)] + [("b", f"square-{n}") for n in range(2)]
+    )
+
+
+def test_what_is_kept_is_rendered_once_and_the_rest_each_round():
+    grain = Grain()
+    plain = protocols.continual([Domain("a", Squares(4), Grain())], rounds=3)
+    frame = 16 * 32 * 3
+    stream = protocols.continual([Domain("a", Squares(4), grain)], rounds=3).keeping(2 * frame)
+    played = list(stream)
+    assert len(grain.seen) == 2 + 2 * 3  # two fit; the other two are rendered in all three rounds
+    assert all(
+        np.array_equal(a.image, b.image)
+        and (a.name, a.label, a.block) == (b.name, b.label, b.block)
+        for a, b in zip(played, plain, strict=True)
+    )
+    assert len(pickle.dumps(stream)) < 2 * frame
+
+
+def test_nothing_is_kept_where_each_round_is_drawn_anew():
+    grain = Grain()
+    stream = protocols.continual([Domain("a", Squares(2), grain)], rounds=2, redraw=True)
+    first, second, third, _ = stream.keeping(10**6)
+    assert len(set(map(str, grain.seen))) == 4
+    assert not np.array_equal(first.image, third.image)
+    assert second.block.round == 0

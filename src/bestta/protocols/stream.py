@@ -134,6 +134,8 @@ class Stream:
         if not start:
             raise ValueError("a stream needs at least one frame; every domain given is empty")
         self._plan = np.concatenate([plan for _, _, plan in blocks])
+        self._kept: dict[tuple[int, int], tuple[str, Pixels, Pixels | int | None]] = {}
+        self._room = 0
         self._starts = [block.start for block in self.blocks]
         self.skipped: list[Skipped] = []
 
@@ -149,6 +151,40 @@ class Stream:
         """How many rounds there are."""
         return self.blocks[-1].round + 1
 
+    def every(self, step: int) -> Stream:
+        """A stream of every ``step``-th frame of each block, from its first; each looks the same.
+
+        >>> from bestta.data import Streets
+        >>> from bestta.protocols import single
+        >>> len(single(Streets(5)).every(2))
+        3
+        """
+        if step < 1:
+            raise ValueError(f"every 1st frame or every so-many-th, got {step}")
+        blocks = [(b.name, b.round, self._plan[b.start : b.stop : step]) for b in self.blocks]
+        return Stream(self.domains, blocks, seed=self.seed, redraw=self.redraw)
+
+    def keeping(self, most_bytes: int) -> Stream:
+        """The same stream, which keeps what it renders for the rounds to come.
+
+        Args:
+            most_bytes: Room for it; what does not fit is rendered anew each time. Nothing is kept
+                where each round draws its weather anew, nor by worker processes.
+        """
+        blocks = [(b.name, b.round, self._plan[b.start : b.stop]) for b in self.blocks]
+        stream = Stream(self.domains, blocks, seed=self.seed, redraw=self.redraw)
+        stream._room = 0 if self.redraw or self.rounds == 1 else most_bytes
+        return stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_kept": {}, "_room": 0}
+
+    def name_at(self, position: int) -> tuple[str, str]:
+        """The names of the domain and of the sample at ``position``, without rendering it."""
+        self._check(position)
+        domain, sample = self._source(position)
+        return domain.name, domain.images.name(sample)
+
     def block_at(self, position: int) -> Block:
         """The block that ``position`` lies in."""
         self._check(position)
@@ -160,13 +196,22 @@ class Stream:
     def __getitem__(self, position: int) -> Frame:
         """Frame ``position``; :class:`~bestta.data.UnreadableImage` if its file is broken."""
         block = self.block_at(position)
-        domain, sample_index = self._source(position)
-        sample = domain.images.read(sample_index)
-        image = sample.image
-        if domain.effect is not None:
-            drawn_in = block.round if self.redraw else 0
-            image = domain.effect(image, (self.seed, drawn_in, sample.name))
-        return Frame(position, block, domain.name, sample.name, image, sample.label)
+        number, sample_index = map(int, self._plan[position])
+        domain = self.domains[number]
+        found = self._kept.get((number, sample_index))
+        if found is None:
+            sample = domain.images.read(sample_index)
+            image = sample.image
+            if domain.effect is not None:
+                drawn_in = block.round if self.redraw else 0
+                image = domain.effect(image, (self.seed, drawn_in, sample.name))
+            found = sample.name, image, sample.label
+            size = image.nbytes + getattr(sample.label, "nbytes", 0)
+            if size <= self._room:
+                self._room -= size
+                self._kept[number, sample_index] = found
+        name, image, label = found
+        return Frame(position, block, domain.name, name, image, label)
 
     def frames(
         self, start: int = 0, stop: int | None = None, *, workers: int = 0
