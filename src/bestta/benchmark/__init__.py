@@ -1,0 +1,1 @@
+"""Methods over protocols: runs that can be stopped anywhere, one record each."""
