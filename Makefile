@@ -1,7 +1,8 @@
 # Everything runs from here; each target sets up what it needs.
-#   make demo    see the method at work        make test    pass the tests
+#   make demo    see the methods at work       make test    pass the tests
 #   make check   lint, format, types           make bench   time and memory of a step
-#   make sheets  draw the docs' pictures anew
+#   make sheets  draw the docs' pictures anew  make readme  the README's table from its records
+#   make test-slow (killed runs), test-cluster (Ray), test-browser (the report in Chromium)
 
 PYTHON ?= python3
 VENV   := .venv
@@ -9,10 +10,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check format demo examples bench sheets clean
+.PHONY: help setup test test-slow test-cluster test-browser check format demo readme examples bench sheets clean
 
 help:
-	@sed -n '2,4s/^# *//p' Makefile
+	@sed -n '2,5s/^# *//p' Makefile
 
 setup: $(READY)
 
@@ -40,7 +41,24 @@ format: setup
 	@$(BIN)/ruff format .
 
 demo: setup
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/bestta demo
+
+# Runs killed at random, and torn files: minutes.
+test-slow: setup
+	@$(BIN)/python -m pytest tests/slow
+	@echo "Runs survive."
+
+# Two nodes of Ray on this machine.
+test-cluster: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,cluster]'
+	@$(BIN)/python -m pytest tests/cluster
+	@echo "A cluster gives the same records."
+
+# Needs a Chromium: on Debian, apt-get install chromium.
+test-browser: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	@$(BIN)/python -m pytest tests/browser
+	@echo "The page works; look at its screenshots, too."
 
 examples: setup
 	@for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done

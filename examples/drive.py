@@ -1,6 +1,6 @@
-"""The method at work, in about a minute: a network meets weather it has never seen.
+"""The method in a plain loop, in about a minute: a network meets weather it has never seen.
 
-    make demo
+    python examples/drive.py
 
 Everything comes with the library: street scenes with labels, rendered here, and the model
 `streets`, trained on such scenes in clear weather alone. A camera drives through fog, night, rain
@@ -24,7 +24,7 @@ SIZE = (256, 128)
 CLASSES = 19
 FRAMES = 30  # per weather
 SEVERITY = 3
-PICTURE = "demo.png"
+PICTURE = "drive.png"
 
 
 def main() -> None:

@@ -43,7 +43,14 @@ def folder(path: Path) -> str:
 def test_each_folder_imports_only_what_its_extra_installs():
     core = {"torch", "numpy", "safetensors", "bestta", *sys.stdlib_module_names}
     pictures = {"cv2", "PIL"}
-    more = {"data": pictures, "protocols": pictures, "training": pictures, "cli": {"typer"}}
+    more = {
+        "data": pictures,
+        "protocols": pictures,
+        "training": pictures,
+        "benchmark": pictures | {"yaml", "ray"},
+        "reports": pictures,
+        "cli": {"typer", "rich", *pictures},
+    }
     for path in SOURCES:
         used = {i.split(".")[0] for i in imports(path)}
         assert used <= core | more.get(folder(path), set()), path
@@ -72,6 +79,8 @@ def test_arrows_point_one_way():
         "protocols": {"protocols", "data"},
         "metrics": {"metrics"},
         "training": sources | long_work | {"training", "profile"},
+        "benchmark": sources | long_work | paper | {"adapters", "training", "benchmark"},
+        "reports": {"reports", "data"},
     }
     for path in SOURCES:
         used = {i.split(".")[1] for i in imports(path) if i.startswith("bestta.")}

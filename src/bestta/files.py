@@ -20,6 +20,10 @@ if sys.platform != "win32":
 KEY = "bestta"
 
 
+class Busy(ValueError):
+    """A folder is in use by another process."""
+
+
 def save_tensors(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> None:
@@ -50,7 +54,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Have ``folder`` to oneself; a ValueError if another process, or another part of this, has it.
+    """Have ``folder`` to oneself; `Busy` if another process, or another part of this one, has it.
 
     The system lets go of it when the process ends, however that comes about. On systems
     without such locks nobody is kept out.
@@ -63,7 +67,7 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(
+            raise Busy(
                 f"another process works in {folder}. Wait for it, stop it, or use another folder."
             ) from error
         yield

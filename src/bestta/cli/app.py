@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 
 from bestta._version import __version__
+from bestta.cli.adapt import adapt
+from bestta.cli.bench import bench, report
 from bestta.cli.data import app as data
+from bestta.cli.demo import demo
 from bestta.cli.methods import methods, prepare
 from bestta.cli.models import app as models
 from bestta.cli.train import train
@@ -26,6 +29,10 @@ app.add_typer(models, name="models")
 app.command()(train)
 app.command()(methods)
 app.command()(prepare)
+app.command()(demo)
+app.command()(adapt)
+app.command()(bench)
+app.command()(report)
 
 
 def _version(wanted: bool) -> None:

@@ -86,7 +86,7 @@ def prepare(
             profile=path if path.exists() else models.load_profile(name),
             checkpoint=path.with_suffix(".part"),
             progress=True,
-            **dict(map(_parsed, setting or [])),
+            **dict(map(parsed, setting or [])),
         )
     except KeyboardInterrupt as stopped:
         typer.echo(f"{stopped or 'Stopped.'} The same command goes on from there.")
@@ -100,7 +100,7 @@ def prepare(
     )
 
 
-def _parsed(setting: str) -> tuple[str, Any]:
+def parsed(setting: str) -> tuple[str, Any]:
     """A setting and its value: JSON where it is any, or infinity, words otherwise."""
     name, equals, value = setting.partition("=")
     if not equals:
