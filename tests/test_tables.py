@@ -534,6 +534,13 @@ def test_cost_is_told_as_a_ratio_to_the_source_and_to_the_plain_forward():
     assert texts(column(table, "Memory peak (MB)")) == {"SOURCE": "560", "BESTTA": "560"}
 
 
+def test_a_ratio_measured_image_by_image_wins_over_that_of_medians():
+    record = timed("bestta", 25, 5)
+    record["cost"]["ratio"] = 4.75  # the median of the images' own ratios need not be 25 / 5
+    table = titled(tables_of(group(timed("source", 10, 8), record)), "cost")
+    assert texts(column(table, "× plain forward")) == {"SOURCE": "1.25", "BESTTA": "4.75"}
+
+
 def test_times_of_different_machines_are_not_set_against_each_other():
     origin = fake_record()["provenance"]
     other = {"provenance": origin | {"machine": origin["machine"] | {"cpu": "Other CPU"}}}
@@ -614,10 +621,10 @@ def test_the_summary_has_conditions_mean_gain_time_and_memory():
     table = summary(group(*records))
     assert [c.heading for c in table.columns] == [
         *WEATHER,
-        *("Mean", "Gain over source", "Time (ms)", "× source", "Memory (MB)", "Trained"),
+        *("Mean", "Gain over source", "Time (ms)", "× plain", "Memory (MB)", "Trained"),
     ]
     assert [cell.text for cell in table.rows[1].cells] == [
-        *("44.5", "45.5", "46.5", "47.5", "46.0", "+4.5", "12.0", "1.20", "110", "512")
+        *("44.5", "45.5", "46.5", "47.5", "46.0", "+4.5", "12.0", "1.50", "110", "512")
     ]
 
 

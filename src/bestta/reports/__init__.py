@@ -1,1 +1,7 @@
 """Tables, figures and pages from records."""
+
+from bestta.reports.page import write_report
+from bestta.reports.records import groups, read_records
+from bestta.reports.tables import summary, tables
+
+__all__ = ["groups", "read_records", "summary", "tables", "write_report"]
