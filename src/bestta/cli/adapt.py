@@ -25,7 +25,7 @@ import bestta
 from bestta import models
 from bestta.adapters.base import Adapter
 from bestta.adapters.registry import method_class
-from bestta.cli.data import _size
+from bestta.cli.data import parsed_size
 from bestta.cli.methods import parsed
 from bestta.cli.models import PrecisionName
 from bestta.data import Folder
@@ -180,7 +180,7 @@ def class_ids(logits: Tensor, size: Size, at_once: int = AT_ONCE) -> Pixels:
 
 
 def _checked_size(text: str | None) -> Size | None:
-    size = _size(text)
+    size = parsed_size(text)
     if size is not None and not all(STEP <= side <= LONGEST for side in size):
         raise ValueError(
             f"--size {text}: sides of {STEP} to {LONGEST} pixels are taken, such as 1024x512. "

@@ -11,6 +11,7 @@ import typer
 from bestta.benchmark import config
 from bestta.benchmark.parts import load_plugins
 from bestta.benchmark.sweep import Job, jobs_of, sweep
+from bestta.cli.data import parsed_size
 from bestta.cli.display import Display, title
 from bestta.cli.methods import parsed
 from bestta.cli.models import PrecisionName
@@ -56,7 +57,7 @@ def bench(
     size: Annotated[str | None, typer.Option(help="Resize images on reading, as 960x540.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="So many images at a time.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="A model that ships, or the folder of one.")
+        str | None, typer.Option(help="One that ships, the folder of one, or a Python file.")
     ] = None,
     precision: Annotated[PrecisionName | None, typer.Option(help="fp32 or bf16.")] = None,
     source: Annotated[
@@ -87,7 +88,7 @@ def bench(
         "images": images,
         "rounds": rounds,
         "severity": severity,
-        "size": None if size is None else width_and_height(size),
+        "size": parsed_size(size),
         "batch": batch,
         "model": model,
         "precision": None if precision is None else precision.value,
@@ -200,12 +201,3 @@ def list_() -> None:
             typer.echo(f"  {name:<{width}}  {about}")
         typer.echo()
     typer.echo("Next: bestta bench PROTOCOL [--method NAME …] [--study NAME] [--data PATH]")
-
-
-def width_and_height(text: str) -> tuple[int, int]:
-    """``960x540`` as two numbers."""
-    try:
-        width, height = (int(side) for side in text.lower().replace("×", "x").split("x"))
-    except ValueError:
-        raise ValueError(f"a size is written as 960x540, not {text!r}.") from None
-    return width, height

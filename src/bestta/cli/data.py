@@ -173,12 +173,12 @@ def _open(
         "severity": severity,
         "labels": labels,
         "ignore_fringes": ignore_fringes or None,
-        "size": _size(size),
+        "size": parsed_size(size),
     }
     return open_set(kind, root, **{name: v for name, v in given.items() if v is not None})
 
 
-def _size(text: str | None) -> tuple[int, int] | None:
+def parsed_size(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     width, _, height = text.lower().replace("×", "x").partition("x")
