@@ -24,7 +24,7 @@ from bestta.reports.table import (
     signed,
     terminal,
 )
-from bestta.reports.tables import summary, tables, tables_of
+from bestta.reports.tables import correlation_table, summary, tables, tables_of
 from fakes import WEATHER, fake_record
 
 GRADUAL = tuple(f"{name}-{n}" for name in ("fog", "snow") for n in (1, 2, 3, 2, 1))
@@ -304,7 +304,8 @@ def test_published_figures_time_and_memory_are_not_ranked():
 def test_a_method_that_was_told_of_changes_is_starred_and_the_star_explained():
     made = group(fake_record("source"), fake_record("tent_reset"))
     for table in (*tables_of(made), summary(made)):
-        assert [row.starred for row in table.rows if row.label == "TENT_RESET"] == [True]
+        starred = {row.label.partition(":")[0]: row.starred for row in table.rows}
+        assert starred["TENT_RESET"]
         assert any(note.startswith("* was told") for note in table.notes)
     text = tables_of(made)[0]
     assert r"| TENT\_RESET\* |" in text.markdown()
@@ -626,6 +627,30 @@ def test_the_summary_has_conditions_mean_gain_time_and_memory():
     assert [cell.text for cell in table.rows[1].cells] == [
         *("44.5", "45.5", "46.5", "47.5", "46.0", "+4.5", "12.0", "1.50", "110", "512")
     ]
+
+
+def test_correlations_stand_beside_what_the_paper_says_of_them():
+    record = fake_record("alpha_bn", published="correlations")
+    scores = record["frames"]["score"]
+    record["traces"]["direction"] = scores  # as close as can be
+    record["traces"]["source"] = [-score for score in scores]
+    table = titled(tables_of(group(record)), "correlation")
+    assert texts(column(table, "r"))["Direction similarity"] == "1.00"
+    assert texts(column(table, "r"))["Source similarity"] == "−1.00"
+    assert texts(column(table, "published r")) == {
+        "Direction similarity": "> 0.5",
+        "Target similarity": "> 0.5",
+        "Source similarity": "= 0.18",
+        "Entropy": "strong",
+    }
+    above = sum(value > 0.9 for value in record["traces"]["target"]) / len(scores)
+    assert any(f"{100 * above:.1f} % of the target" in note for note in table.notes)
+    assert correlation_table(group(without(record, "direction"))) is None
+
+
+def without(record: dict[str, Any], trace: str) -> dict[str, Any]:
+    kept = {name: values for name, values in record["traces"].items() if name != trace}
+    return record | {"traces": kept}
 
 
 # --- as text --------------------------------------------------------------------------------

@@ -163,11 +163,14 @@ def show_summary(place: Path, names: list[str]) -> None:
     """Print the table of these records."""
     from bestta.reports.records import groups, read_records
     from bestta.reports.table import terminal
-    from bestta.reports.tables import summary
+    from bestta.reports.tables import correlation_table, summary
 
     paths = [place / f"{name}.json" for name in names if (place / f"{name}.json").exists()]
     for group in groups(read_records(paths)) if paths else ():
         typer.echo(f"\n{terminal(summary(group), 100)}")
+        correlated = correlation_table(group)
+        if correlated is not None:
+            typer.echo(f"\n{terminal(correlated, 100)}")
 
 
 def report(

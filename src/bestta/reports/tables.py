@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from bestta.reports.correlation import correlations, share_above
 from bestta.reports.published import Published, PublishedRow, published
 from bestta.reports.records import (
     Entry,
@@ -26,7 +27,7 @@ from bestta.reports.records import (
     size_text,
     title_of,
 )
-from bestta.reports.table import Cell, Column, Row, Table, mark, ranked, shown, signed
+from bestta.reports.table import MISSING, Cell, Column, Row, Table, mark, ranked, shown, signed
 
 Figure = Callable[[dict[str, Any]], float | None]
 Sketch = list[tuple[Column, Callable[[Entry], Cell]]]
@@ -54,6 +55,7 @@ def tables_of(group: Group) -> list[Table]:
         _cost(group),
         _gap(group, beside),
         _forgetting(group),
+        correlation_table(group),
     )
     return made + [table for table in others if table is not None]
 
@@ -324,6 +326,60 @@ def _forgetting(group: Group) -> Table | None:
     ]
     title = f"{group.title}: what is forgotten of the source"
     return _table(group, "forgetting", title, sketch, notes, entries=entries)
+
+
+SIMILARITIES = {
+    "direction": "Direction similarity",
+    "target": "Target similarity",
+    "source": "Source similarity",
+    "entropy": "Entropy",
+}
+
+
+def correlation_table(group: Group) -> Table | None:
+    """How similarities and entropy go with the score of a frame; None where none was traced.
+
+    Every entry's first seed speaks for it: frames of several seeds are the same scenes.
+    """
+    beside = "correlations" in {r.record.get("published") for r in group.records}
+    rows = []
+    for entry in group.entries:
+        record = entry.records[0].record
+        if "direction" not in record["traces"]:
+            continue
+        for trace, found in correlations(record).items():
+            marks = {"task": record["task"], "trace": trace}
+            bound = _bound(marks) if beside else ""
+            label = SIMILARITIES[trace]
+            name = label if len(group.entries) == 1 else f"{entry.label}: {label.lower()}"
+            cells = [shown(found.r, 2), shown(found.low, 2), shown(found.high, 2)]
+            cells += [shown(found.n, 0), Cell(bound or MISSING)]
+            rows.append(Row(name, tuple(cells), entry.starred))
+    if not rows:
+        return None
+    columns = [Column("r"), Column("from", "95 %"), Column("to", "95 %"), Column("Frames")]
+    columns.append(Column("published r", published=True))
+    shares = [
+        f"{100 * share:.1f} % of the target similarities of {entry.label} are above 0.9."
+        for entry in group.entries
+        if (share := share_above(entry.records[0].record, "target", 0.9)) is not None
+    ]
+    notes = [
+        "Pearson's r of a frame's similarity (or entropy) with its own score, which here counts up "
+        "where it is better; interval by Fisher's transformation.",
+        *shares,
+        *_notes(group),
+    ]
+    title = f"{group.title}: what goes with the score"
+    return Table(
+        f"{group.name}-correlation", title, tuple(columns), tuple(rows), _clean(notes), "Quantity"
+    )
+
+
+def _bound(marks: dict[str, str]) -> str:
+    """What the paper prints of a correlation."""
+    rows = published("correlations").rows
+    return next((row.bound or "" for row in rows if row.marks == marks), "")
 
 
 def _source_score(number: int) -> Figure:
