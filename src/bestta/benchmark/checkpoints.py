@@ -33,8 +33,12 @@ class Checkpoints:
         head = json.dumps({"progress": progress, "sizes": sizes}).encode()
         body = b"".join((len(head).to_bytes(8, "big"), head, *blobs.values()))
         total = hashlib.sha256(body).hexdigest().encode()
-        write_whole(self.folder / f"{position:010}.checkpoint", _MAGIC + total + body)
-        for path in self._paths()[KEPT:]:
+        place = self.folder / f"{position:010}.checkpoint"
+        write_whole(place, _MAGIC + total + body)
+        paths = self._paths()
+        now = paths.index(place)
+        # What claims to be further was not believed, or this would not be where the run is.
+        for path in (*paths[:now], *paths[now + KEPT :]):
             path.unlink(missing_ok=True)
 
     def load(self) -> tuple[dict[str, Any], dict[str, bytes]] | None:

@@ -8,13 +8,17 @@ checkpoint.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bestta.benchmark.sweep import Job, Listener, Silent, StopSwitch, drive
+from bestta.benchmark.config import Run
+from bestta.benchmark.sweep import Job, Listener, Silent, StopSwitch, drive, noted_signals
 from bestta.files import write_whole
+from bestta.models import names as model_names
 
 POLL_SECONDS = 0.5
 
@@ -39,7 +43,12 @@ def sweep_on_ray(
     out.mkdir(parents=True, exist_ok=True)
     begun_here = not ray.is_initialized()
     if begun_here:
-        ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+        )
     try:
         _sweep(ray, [job for job in jobs if job.state == "waiting"], out, listener)
     finally:
@@ -54,10 +63,11 @@ def _sweep(ray: Any, waiting: list[Job], out: Path, listener: Listener) -> None:
     for number, job in enumerate(waiting):
         gpus = 1 if job.run.device.startswith("cuda") else 0
         room = task.options(num_cpus=job.run.threads, num_gpus=gpus, name=job.name)
-        under_way[room.remote(number, job.run.to_json(), str(out), mailbox)] = job
-    stopping = False
-    while under_way:
-        try:
+        text = with_absolute_paths(job.run).to_json()
+        under_way[room.remote(number, text, str(out), mailbox)] = job
+    heeded = 0
+    with noted_signals() as signals:
+        while under_way:
             done, _ = ray.wait(list(under_way), num_returns=1, timeout=POLL_SECONDS)
             for number, said in ray.get(mailbox.take.remote()):
                 job = waiting[number]
@@ -67,13 +77,30 @@ def _sweep(ray: Any, waiting: list[Job], out: Path, listener: Listener) -> None:
                 listener.said(job, said)
             for reference in done:
                 _end(ray, reference, under_way.pop(reference), out, listener)
-        except KeyboardInterrupt:
-            if stopping:
-                raise
-            stopping = True
-            ray.get(mailbox.stop.remote())
-    if stopping:
+            if len(signals) > 1:
+                break  # their processes end by themselves when nobody listens any more
+            if len(signals) > heeded:
+                heeded = len(signals)
+                ray.get(mailbox.stop.remote())
+    if signals:
         raise KeyboardInterrupt
+
+
+def with_absolute_paths(run: Run) -> Run:
+    """The same run for a process that was started in another folder."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).expanduser().absolute())
+
+    model = run.protocol.model
+    if model not in model_names():
+        model = str(Path(model).absolute())
+    return replace(
+        run,
+        data=absolute(run.data),
+        source_data=absolute(run.source_data),
+        protocol=replace(run.protocol, model=model),
+    )
 
 
 def _end(ray: Any, reference: Any, job: Job, out: Path, listener: Listener) -> None:
@@ -86,7 +113,7 @@ def _end(ray: Any, reference: Any, job: Job, out: Path, listener: Listener) -> N
             place.parent.mkdir(parents=True, exist_ok=True)
             write_whole(place, data)
         job.hear(last)
-    except ray.exceptions.RayError as error:
+    except (ray.exceptions.RayError, OSError) as error:  # OSError: of writing it here
         lines = str(error).strip().splitlines()
         job.hear({"failed": lines[-1] if lines else type(error).__name__, "trace": str(error)})
     listener.ended(job)
@@ -96,16 +123,16 @@ class Mailbox:
     """What runs on other nodes say, until it is taken; and whether they are to stop."""
 
     def __init__(self) -> None:
-        self.letters: dict[int, dict[str, Any]] = {}
-        self.warnings: list[tuple[int, dict[str, Any]]] = []
+        self.latest: dict[int, dict[str, Any]] = {}
+        self.others: list[tuple[int, dict[str, Any]]] = []
         self.stopping = False
 
     def put(self, number: int, said: dict[str, Any]) -> None:
         """Leave a letter; of those that tell how far a run is, the last one counts."""
-        if "warning" in said:
-            self.warnings.append((number, said))
+        if "at" in said:
+            self.latest[number] = said
         else:
-            self.letters[number] = said
+            self.others.append((number, said))
 
     def is_stopping(self) -> bool:
         """Whether they are to stop."""
@@ -113,8 +140,8 @@ class Mailbox:
 
     def take(self) -> list[tuple[int, dict[str, Any]]]:
         """All that came since the last time."""
-        taken = [*self.warnings, *self.letters.items()]
-        self.letters, self.warnings = {}, []
+        taken = [*self.others, *self.latest.items()]
+        self.latest, self.others = {}, []
         return taken
 
     def stop(self) -> None:
@@ -128,6 +155,9 @@ def _task(
     """On a node: do the run, and bring back its last word and the files of its record."""
     import ray
 
+    if ray.get(mailbox.is_stopping.remote()):
+        return {"stopped": "stopped before it began"}, {}
+    mailbox.put.remote(number, {"node": ray.get_runtime_context().get_node_id()})
     place = Path(out)
     place.mkdir(parents=True, exist_ok=True)
     switch = StopSwitch()

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 import yaml
 
 from bestta.adapters.registry import method_class
+from bestta.benchmark.subjects import import_file
 from bestta.data import kinds
 from bestta.data.corruptions import CORRUPTIONS, EXTRA
 from bestta.data.weather import CONDITIONS
@@ -34,6 +35,10 @@ CLEAR = "clear"
 """The condition in which nothing is done to the images."""
 
 
+SHOWN = ("acdc", "cifar10c")
+"""The sets whose images show conditions of their own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Source images, to see what has been forgotten and how their features are distributed."""
@@ -43,12 +48,6 @@ class Source:
     split: str | None = None
     images: int = 20
     """So many of them, spread over the set."""
-
-    def __post_init__(self) -> None:
-        if self.set is not None and self.set not in kinds():
-            raise ValueError(f"source: {unknown('kind of set', self.set, kinds())}")
-        if self.images < 1:
-            raise ValueError(f"source: images must be 1 or more, not {self.images}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ class Protocol:
     redraw: bool = False
     """Whether each round draws its weather anew."""
     model: str = "streets"
-    """A model that ships, or the folder of one."""
+    """A model that ships, the folder of one, or a Python file with one (see `Subject`)."""
     batch: int = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     every: int = 1
@@ -122,8 +121,12 @@ class Protocol:
         def wrong(text: str) -> ValueError:
             return ValueError(f"protocol {self.name!r}: {text}")
 
-        if self.set not in kinds():
-            raise wrong(unknown("kind of set", self.set, kinds()))
+        source = self.source or Source()
+        for kind in (self.set, source.set or self.set):
+            if kind not in kinds():
+                raise wrong(unknown("kind of set", kind, kinds()))
+        if source.images < 1:
+            raise wrong(f"source: images must be 1 or more, not {source.images}.")
         known = (*CONDITIONS, CLEAR) if self.effect == "weather" else (*CORRUPTIONS, *EXTRA, CLEAR)
         for name in self.conditions:
             if self.effect != "photographs" and name not in known:
@@ -132,6 +135,13 @@ class Protocol:
             raise wrong("there must be a condition at least.")
         if self.recipe == "gradual" and self.effect != "corruptions":
             raise wrong(f"a gradual stream is made of corruptions, not of {self.effect}.")
+        if self.recipe == "gradual" and self.rounds != 1:
+            raise wrong(f"a gradual stream is one round of severities, not {self.rounds}.")
+        if self.effect == "photographs" and self.set not in SHOWN and len(self.conditions) > 1:
+            raise wrong(
+                f"{self.set} has one condition, as it is; {', '.join(SHOWN)} have several. "
+                "With 'effect: weather' or 'corruptions' they are rendered."
+            )
         for name in ("rounds", "batch", "every", "images", "severity"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -142,8 +152,11 @@ class Protocol:
             raise wrong(f"size is width and height, such as [512, 256], not {list(self.size)}.")
         if (self.forgetting or self.embeddings) and self.source is None:
             raise wrong("forgetting and embeddings look at source images: say which, in 'source'.")
-        if self.model not in model_names() and not Path(self.model).is_dir():
-            raise wrong(unknown("model", self.model, model_names()) + " Or name a folder.")
+        place = Path(self.model)
+        own = place.is_file() if place.suffix == ".py" else place.is_dir()
+        if self.model not in model_names() and not own:
+            known_models = unknown("model", self.model, model_names())
+            raise wrong(f"{known_models} Or name the folder of one, or a Python file.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +207,7 @@ class Method:
     def __post_init__(self) -> None:
         known = method_class(self.method)
         names = [f.name for f in fields(known.Config)]
-        for name in self.settings:
+        for name in (*self.settings, *self.prepare.settings):
             if name not in names:
                 raise ValueError(unknown(f"setting of {self.method!r}", name, names))
         if not self.label:
@@ -263,8 +276,11 @@ class Run:
 
     @classmethod
     def from_json(cls, text: str) -> Run:
-        """What `to_json` wrote."""
-        return built(cls, json.loads(text), "run")
+        """What `to_json` wrote; the plugins are imported, for the method may be theirs."""
+        values = json.loads(text)
+        for path in values.get("plugins", ()):
+            import_file(path)
+        return built(cls, values, "run")
 
 
 Built = TypeVar("Built")

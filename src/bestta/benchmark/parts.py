@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import bestta
-from bestta import SourceProfile, models
+from bestta import SourceProfile
 from bestta.adapters import Adapter
 from bestta.adapters.registry import method_class
 from bestta.benchmark.config import Run, digest
+from bestta.benchmark.subjects import (
+    card_of,
+    import_file,
+    is_file,
+    model_of,
+    profile_of,
+    subject_of,
+)
 from bestta.data.tensors import LabelledBatches
 from bestta.files import Busy, held
 from bestta.models import Card
@@ -25,6 +33,8 @@ from bestta.protocols import Frame
 from bestta.training import recipes
 from bestta.training.loop import usable
 from bestta.training.scoring import normalised
+
+Note = Callable[[str], None]
 
 
 @dataclass
@@ -34,7 +44,7 @@ class Parts:
     run: Run
     card: Card
     model: nn.Module
-    profile: SourceProfile
+    profile: SourceProfile | None
     adapter: Adapter
 
     def tensor(self, frames: list[Frame]) -> Tensor:
@@ -56,14 +66,26 @@ class Parts:
             torch.cuda.synchronize(self.adapter.device)
 
 
-def assemble(run: Run, out: Path) -> Parts:
-    """Load the model, prepare the method if it learns from source images, make the adapter."""
+def assemble(
+    run: Run,
+    out: Path,
+    stopping: Callable[[], bool] = lambda: False,
+    note: Note = lambda text: None,
+) -> Parts:
+    """Load the model, prepare the method if it learns from source images, make the adapter.
+
+    Args:
+        run: What to assemble for.
+        out: Where what was prepared is kept.
+        stopping: Asked between batches of preparing.
+        note: Told how far preparing is.
+    """
     torch.set_num_threads(run.threads)
     load_plugins(run.plugins)
-    card = models.card(run.protocol.model)
-    model = models.load(run.protocol.model).to(usable(run.device))
+    card = card_of(run.protocol.model)
+    model = model_of(run.protocol.model).to(usable(run.device))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    profile = _profile(run, model, card, out)
+    profile = _profile(run, model, card, out, stopping, note)
     known = method_class(run.method.method)
     settings = {"seed": run.seed, **run.method.settings}
     if "normalise" in known.Config.__dataclass_fields__:
@@ -75,25 +97,14 @@ def assemble(run: Run, out: Path) -> Parts:
 def load_plugins(paths: tuple[str, ...]) -> None:
     """Import Python files by their path, each once: they register methods."""
     for path in paths:
-        name = f"bestta_plugin_{digest(str(Path(path).resolve()))}"
-        if name in sys.modules:
-            continue
-        if not Path(path).is_file():
-            raise ValueError(f"no file {path} to import.")
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise ValueError(f"{path} is no Python file.")
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
+        import_file(path)
 
 
-def _profile(run: Run, model: nn.Module, card: Card, out: Path) -> SourceProfile:
+def _profile(
+    run: Run, model: nn.Module, card: Card, out: Path, stopping: Callable[[], bool], note: Note
+) -> SourceProfile | None:
     """What is known of the source; what a method learns of it is learned once, and kept."""
-    profile = models.load_profile(run.protocol.model)
+    profile = profile_of(run.protocol.model)
     method = run.method.method
     if method_class(method).Preparation is None:
         return profile
@@ -104,42 +115,84 @@ def _profile(run: Run, model: nn.Module, card: Card, out: Path) -> SourceProfile
     path = out / "profiles" / f"{card.name}-{method}-{named}.safetensors"
     turn = path.with_suffix(".turn")
     while not path.exists():
+        if stopping():
+            raise KeyboardInterrupt(f"stopped before {method!r} was prepared.")
         turn.mkdir(parents=True, exist_ok=True)
         try:
             with held(turn):
                 if not path.exists():
-                    _prepare(run, model, card, profile, path)
+                    batches = Watched(_training_batches(run, card), stopping, note)
+                    _prepare(run, model, card, profile, batches, path)
         except Busy:
-            time.sleep(1.0)  # another run prepares the same
+            note("waiting for another run that prepares the same")
+            time.sleep(1.0)
     return SourceProfile.load(path)
 
 
-def _prepare(run: Run, model: nn.Module, card: Card, profile: SourceProfile, path: Path) -> None:
-    recipe = recipes().get(str(card.recipe.get("name")))
-    if recipe is None:
-        raise ValueError(
-            f"method {run.method.method!r} learns from source images, and the card of "
-            f"{card.name!r} names no recipe of this version of bestta that would say which."
-        )
-    root = run.source_data or run.data
-    if recipe.needs_data and root is None:
-        raise ValueError(
-            f"method {run.method.method!r} learns from the training images of {card.name}: name "
-            "their folder with --source-data."
-        )
-    train = recipe.splits(None if root is None else Path(root)).train
-    chosen = run.method.prepare
-    if chosen.images is not None and chosen.images < len(train):
-        train = train.some(chosen.images)
+class Watched:
+    """Batches that tell how many have been asked for, and end when they are to."""
+
+    def __init__(self, batches: Iterable[Any], stopping: Callable[[], bool], note: Note) -> None:
+        self.batches, self.stopping, self.note = batches, stopping, note
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        total = f" of {len(self.batches)}" if isinstance(self.batches, Sized) else ""
+        for number, batch in enumerate(self.batches, 1):
+            if self.stopping():
+                raise KeyboardInterrupt("stopped while it learned from source images.")
+            self.note(f"learning from source images: batch {number}{total}, pass {self.passes}")
+            yield batch
+
+
+def _prepare(
+    run: Run,
+    model: nn.Module,
+    card: Card,
+    profile: SourceProfile | None,
+    batches: Iterable[Any],
+    path: Path,
+) -> None:
     checkpoint = path.with_suffix(".part")
     prepared = bestta.prepare(
         model,
-        LabelledBatches(train, chosen.batch, card.normalise),
+        batches,
         method=run.method.method,
         profile=profile,
         checkpoint=checkpoint,
         preset=card.task,
-        **{"seed": run.seed, **run.method.settings, **chosen.settings},
+        **{"seed": run.seed, **run.method.settings, **run.method.prepare.settings},
     )
     prepared.save(path)
     checkpoint.unlink(missing_ok=True)
+
+
+def _training_batches(run: Run, card: Card) -> Iterable[Any]:
+    """Training images of the model, in batches, with labels where there are any."""
+    method = run.method.method
+    if is_file(run.protocol.model):
+        train = subject_of(run.protocol.model).train
+        if train is None:
+            raise ValueError(
+                f"method {method!r} learns from source images, and the subject {card.name!r} has "
+                "none: give it some, Subject(…, train=lambda: batches)."
+            )
+        return train()
+    recipe = recipes().get(str(card.recipe.get("name")))
+    if recipe is None:
+        raise ValueError(
+            f"method {method!r} learns from source images, and the card of {card.name!r} names no "
+            "recipe of this version of bestta that would say which."
+        )
+    root = run.source_data or run.data
+    if recipe.needs_data and root is None:
+        raise ValueError(
+            f"method {method!r} learns from the training images of {card.name}: name their folder "
+            "with --source-data."
+        )
+    images = recipe.splits(None if root is None else Path(root)).train
+    chosen = run.method.prepare
+    if chosen.images is not None and chosen.images < len(images):
+        images = images.some(chosen.images)
+    return LabelledBatches(images, chosen.batch, card.normalise)

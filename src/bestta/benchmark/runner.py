@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ from bestta.benchmark.checkpoints import Checkpoints
 from bestta.benchmark.config import Run
 from bestta.benchmark.histograms import Histograms
 from bestta.benchmark.memory import peak_memory
-from bestta.benchmark.parts import assemble, load_plugins
+from bestta.benchmark.parts import Note, assemble, load_plugins
 from bestta.benchmark.probe import Probe, default_layer
 from bestta.benchmark.similarity import Similarities
 from bestta.benchmark.streams import describe, identity, source_images, stream_of
@@ -36,6 +37,7 @@ from bestta.benchmark.tally import Tally, finite
 from bestta.files import held, write_whole
 from bestta.interrupt import stop_requests
 from bestta.metrics import metric_for
+from bestta.profile import ModelIdentity
 from bestta.protocols import Block, Frame, Stream
 from bestta.provenance import provenance
 from bestta.training.scoring import normalised
@@ -77,6 +79,7 @@ def execute(
     out: Path,
     *,
     tell: Tell | None = None,
+    note: Note = lambda text: None,
     stopping: Callable[[], bool] = lambda: False,
     measure_memory: bool = True,
 ) -> Path:
@@ -86,6 +89,7 @@ def execute(
         run: What to do.
         out: Where records go; what is under way lies there in a hidden folder.
         tell: Called after each batch.
+        note: Called with what else takes time, in words.
         stopping: Asked after each batch; Ctrl-C and SIGTERM are heeded anyway.
         measure_memory: Whether to, in a process of its own: a few seconds.
 
@@ -97,17 +101,31 @@ def execute(
     stream = stream_of(run)
     name = identity(run, stream)
     record = out / f"{name}.json"
-    if record.exists():
-        return record
     work = out / f".{name}"
-    work.mkdir(parents=True, exist_ok=True)
-    with held(work), stop_requests(tell=False) as requests:
+    if record.exists() and not work.exists():
+        return record
+    with ExitStack() as stack:
+        while True:
+            work.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(held(work))
+                break
+            except FileNotFoundError:
+                continue  # another process has just recorded it, and cleared up
+        requests = stack.enter_context(stop_requests(tell=False))
+
+        def asked() -> bool:
+            return bool(requests) or stopping()
+
         if not record.exists():
-            execution = Execution(run, out, stream, name, Checkpoints(work))
-            execution.play(tell, lambda: bool(requests) or stopping())
+            execution = Execution(run, out, stream, name, Checkpoints(work), asked, note)
+            execution.play(tell, asked)
+            note("measuring memory")
             cost = peak_memory(run, out) if measure_memory else _UNKNOWN_MEMORY
             execution.write(record, cost)
         Checkpoints(work).clear()
+        for unfinished in out.glob(f".{name}.json.*.tmp"):
+            unfinished.unlink(missing_ok=True)  # of a process that was killed as it wrote
     return record
 
 
@@ -118,13 +136,20 @@ class Execution:
     """A run under way."""
 
     def __init__(
-        self, run: Run, out: Path, stream: Stream, name: str, checkpoints: Checkpoints
+        self,
+        run: Run,
+        out: Path,
+        stream: Stream,
+        name: str,
+        checkpoints: Checkpoints,
+        stopping: Callable[[], bool] = lambda: False,
+        note: Note = lambda text: None,
     ) -> None:
         self.run, self.stream, self.name, self.out = run, stream, name, out
         self.checkpoints = checkpoints
         self.began = time.monotonic()
         cv2.setNumThreads(run.threads)
-        self.parts = assemble(run, out)
+        self.parts = assemble(run, out, stopping, note)
         self.adapter = self.parts.adapter
         self.tally = Tally(self.parts.card)
         self.source = source_images(run)
@@ -144,6 +169,7 @@ class Execution:
         warm = False
         if self.run.protocol.forgetting and not tally.source_scores:
             self._score_source(0)
+        playing = time.monotonic()  # what went before does not come again
         frames = self.stream.frames(tally.position, workers=run.workers)
         for batch in batches(frames, run.protocol.batch):
             block = batch[0].block
@@ -157,7 +183,7 @@ class Execution:
             self._step(batch, image)
             now = time.monotonic()
             if tell is not None:
-                tell(self._progress(block, now - began, tally.position - done_before))
+                tell(self._progress(block, now - playing, tally.position - done_before))
             if stopping():
                 self.save()
                 raise Stopped(f"{self.name}: stopped at frame {tally.position}.")
@@ -193,6 +219,7 @@ class Execution:
         if plain_ms is not None:
             tally.times["predict"].append(round(plain_ms / len(batch), 4))
             tally.times["adapt"].append(round(max(0.0, call_ms - plain_ms / len(batch)), 4))
+            tally.times["ratio"].append(round(call_ms * len(batch) / plain_ms, 4))
 
         logits = fitted(logits.float().cpu(), batch)
         values: dict[str, float | None] = dict(self.adapter.last.losses)
@@ -221,6 +248,10 @@ class Execution:
             )
             if last_of_round and self.run.protocol.forgetting:
                 self._score_source(block.round + 1)
+
+    def _note_skipped(self) -> None:
+        """Frames left out up to now; before each checkpoint, for no later part sees them."""
+        tally = self.tally
         known = [entry["name"] for entry in tally.skipped]
         for left_out in self.stream.skipped:
             if left_out.name not in known:
@@ -266,6 +297,11 @@ class Execution:
         protocol, profile = self.run.protocol, self.parts.profile
         if not (protocol.similarities or protocol.embeddings):
             return None, None, None
+        if profile is None:
+            raise ValueError(
+                f"protocol {protocol.name!r} looks at features, and the model has no source "
+                "profile to compare them with: give one, or leave them out with --no-source."
+            )
         layer = protocol.layer or default_layer(profile)
         return (
             Probe(self.adapter, layer),
@@ -314,6 +350,7 @@ class Execution:
         """Put down everything that is known so far."""
         sitting = self.tally.sittings[-1]
         sitting.update(finished=_now(), load_after=_load(), seconds=_since(self.began))
+        self._note_skipped()
         place = self.checkpoints.folder / "adapter.safetensors"
         self.adapter.save(place)
         blobs = {"adapter": place.read_bytes()}
@@ -368,7 +405,7 @@ class Execution:
             "classes": list(card.classes),
             "stream": {
                 **describe(run, self.stream),
-                "fingerprint": self.parts.profile.model.fingerprint,
+                "fingerprint": ModelIdentity.of(self.parts.model).fingerprint,
             },
             "config": run.resolved(),
             "settings": self.adapter.settings,
@@ -386,20 +423,24 @@ class Execution:
             place.mkdir(exist_ok=True)
         for name, data in sorted(tally.pictures.items()):
             write_whole(place / name, data)
+        for picture in place.iterdir() if place.exists() else ():
+            if picture.name not in tally.pictures:  # of a run before, or half written
+                picture.unlink()
         text = json.dumps(strict(record), indent=1, ensure_ascii=False, allow_nan=False)
         write_whole(path, f"{compact(text)}\n".encode())
 
     def _cost(self, memory: dict[str, Any]) -> dict[str, Any]:
-        sittings = self.tally.sittings
+        sittings, times = self.tally.sittings, self.tally.times
         return {
             **{
                 f"{name}_ms": {
-                    "median": float(np.median(values)) if values else None,
-                    "p95": float(np.percentile(values, 95)) if values else None,
+                    "median": float(np.median(times[name])) if times[name] else None,
+                    "p95": float(np.percentile(times[name], 95)) if times[name] else None,
                 }
-                for name, values in self.tally.times.items()
+                for name in ("call", "predict", "adapt")
             },
-            "timed": len(self.tally.times["predict"]),
+            "ratio": float(np.median(times["ratio"])) if times["ratio"] else None,
+            "timed": len(times["predict"]),
             **memory,
             "load": [s["load"] for s in sittings],
             "started": sittings[0]["started"],
@@ -473,7 +514,9 @@ def _load() -> float | None:
 
 def _without_path(reason: str, run: Run) -> str:
     """A reason without the folder that it was found in, which is this machine's own."""
-    for root in filter(None, (run.data, run.source_data)):
+    options = [str(value) for value in run.protocol.options.values()]  # a folder of labels, say
+    roots = [run.data, run.source_data, *(value for value in options if "/" in value)]
+    for root in filter(None, roots):
         for spelt in (root, str(Path(root).expanduser().resolve())):
             reason = reason.replace(f"{spelt.rstrip('/')}/", "")
     return reason

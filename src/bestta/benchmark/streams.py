@@ -6,8 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from bestta import models, protocols
+from bestta import protocols
 from bestta.benchmark.config import CLEAR, Protocol, Run, digest, portable
+from bestta.benchmark.subjects import card_of
 from bestta.data import ImageSet, open_set
 from bestta.data.corruptions import Corruption
 from bestta.data.weather import Weather
@@ -46,6 +47,8 @@ def stream_of(run: Run) -> Stream:
                 seed=run.seed,
                 redraw=protocol.redraw,
             )
+    for domain in stream.domains:
+        _check_classes(domain.images, protocol)
     return stream.every(protocol.every).keeping(0 if run.workers else KEPT_BYTES)
 
 
@@ -66,13 +69,15 @@ def source_images(run: Run) -> ImageSet | None:
     if source.split is not None:
         options["split"] = source.split
     if "cifar" not in kind:
-        options["size"] = models.card(run.protocol.model).size
-    return _opened(kind, root, options, source.images)
+        options["size"] = card_of(run.protocol.model).size
+    images = _opened(kind, root, options, source.images)
+    _check_classes(images, run.protocol)
+    return images
 
 
 def describe(run: Run, stream: Stream) -> dict[str, Any]:
     """What must agree for two runs to be compared, and the key that says whether it does."""
-    protocol, card = run.protocol, models.card(run.protocol.model)
+    protocol, card = run.protocol, card_of(run.protocol.model)
     of_one_severity = protocol.effect != "photographs" or protocol.set == "cifar10c"
     about: dict[str, Any] = {
         "protocol": protocol.name,
@@ -103,9 +108,9 @@ def describe(run: Run, stream: Stream) -> dict[str, Any]:
 def identity(run: Run, stream: Stream) -> str:
     """The name of a run's record: what it is for people, and a digest of all that decides it."""
     decides = {"config": run.resolved(), "stream": describe(run, stream)["key"]}
-    label = "".join(c if c.isalnum() else "-" for c in run.method.label.lower())
-    label = "-".join(filter(None, label.split("-"))) or run.method.method
-    return f"{run.protocol.name}-{label}-s{run.seed}-{digest(decides)[:8]}"
+    row = "" if run.variant is None else "".join(filter(str.isalnum, run.variant.row))
+    parts = [run.protocol.name, run.method.method, row, f"s{run.seed}", digest(decides)[:8]]
+    return "-".join(filter(None, parts))
 
 
 def _names(stream: Stream) -> str:
@@ -142,6 +147,17 @@ def _images(protocol: Protocol, data: str | None, **extra: Any) -> ImageSet:
     if protocol.size is not None:
         options["size"] = protocol.size
     return _opened(protocol.set, data, options, protocol.images)
+
+
+def _check_classes(images: ImageSet, protocol: Protocol) -> None:
+    """Labels of other classes would be counted as if they were the model's."""
+    card = card_of(protocol.model)
+    if images.classes and images.classes != card.classes:
+        raise ValueError(
+            f"protocol {protocol.name!r}: {images.kind} has the {len(images.classes)} classes "
+            f"{', '.join(images.classes)}; the model {card.name!r} knows others: "
+            f"{', '.join(card.classes)}. Name another set, or a model that learned these classes."
+        )
 
 
 def _opened(kind: str, root: str | None, options: dict[str, Any], count: int | None) -> ImageSet:

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -100,8 +101,8 @@ def jobs_of(runs: Sequence[Run], out: Path, *, again: bool = False) -> list[Job]
         job = Job(run, identity(run, stream), len(stream))
         if (out / f"{job.name}.json").exists():
             if again:
-                (out / f"{job.name}.json").unlink()
                 Checkpoints(out / f".{job.name}").clear()  # of a run killed after its record
+                (out / f"{job.name}.json").unlink()
             else:
                 job.state = "recorded before"
         jobs.setdefault(job.name, job)  # the same method named twice is one run
@@ -113,8 +114,8 @@ def sweep(
 ) -> None:
     """Do what is waiting, ``at_once`` runs at a time, each in its own process on this machine.
 
-    Ctrl-C stops all of them after their current step, each with a checkpoint; a second one stops
-    them at once. Either way it is raised again when all have ended.
+    Ctrl-C, or SIGTERM, stops all of them after their current step, each with a checkpoint; a second
+    one stops them at once. Either way KeyboardInterrupt is raised when all have ended.
     """
     if at_once < 1:
         raise ValueError(f"jobs must be 1 or more, not {at_once}.")
@@ -124,32 +125,50 @@ def sweep(
     heard: queue.Queue[tuple[Job, dict[str, Any] | None]] = queue.Queue()
     stop = StopSwitch()
     running = 0
-    interrupts = 0
-    while waiting or running:
-        try:
-            while waiting and running < at_once and not interrupts:
+    heeded = 0
+    with noted_signals() as signals:
+        while running or (waiting and not heeded):
+            if len(signals) > heeded:
+                heeded = len(signals)
+                stop.flip(at_once=heeded > 1)
+            while waiting and running < at_once and not heeded:
                 job = waiting.pop(0)
                 job.state = "running"
                 listener.begun(job)
                 threading.Thread(target=_drive, args=(job, out, heard, stop), daemon=True).start()
                 running += 1
-            if interrupts and not running:
-                break
-            job, said = heard.get(timeout=0.2)
-        except queue.Empty:
-            continue
-        except KeyboardInterrupt:
-            interrupts += 1
-            stop.flip(at_once=interrupts > 1)
-            continue
-        if said is not None:
-            job.hear(said)
-            listener.said(job, said)
-        else:
-            running -= 1
-            listener.ended(job)
-    if interrupts:
+            try:
+                job, said = heard.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if said is not None:
+                job.hear(said)
+                listener.said(job, said)
+            else:
+                running -= 1
+                listener.ended(job)
+    if heeded:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """The SIGINTs and SIGTERMs so far, noted instead of raised: they may come at any moment."""
+    signals: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield signals  # signals are the main thread's
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda n, _: signals.append(n)) for number in numbers}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+ASK = signal.SIGTERM
+"""What a process is asked to stop with; SIGINT does not reach those that Ray starts."""
 
 
 class StopSwitch:
@@ -165,7 +184,7 @@ class StopSwitch:
         with self.lock:
             self.processes.append(process)
             if self.flipped:
-                process.send_signal(signal.SIGINT)
+                process.send_signal(ASK)
 
     def flip(self, *, at_once: bool = False) -> None:
         """Stop them all."""
@@ -173,7 +192,7 @@ class StopSwitch:
             self.flipped = True
             for process in self.processes:
                 if process.poll() is None:
-                    process.send_signal(signal.SIGKILL if at_once else signal.SIGINT)
+                    process.send_signal(signal.SIGKILL if at_once else ASK)
 
 
 def _drive(

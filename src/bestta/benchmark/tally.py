@@ -49,7 +49,7 @@ class Tally:
     conditions: list[dict[str, Any]] = field(default_factory=list)
     worst: list[dict[str, Any]] = field(default_factory=list)
     times: dict[str, list[float]] = field(
-        default_factory=lambda: {"call": [], "predict": [], "adapt": []}
+        default_factory=lambda: {"call": [], "predict": [], "adapt": [], "ratio": []}
     )
     sittings: list[dict[str, Any]] = field(default_factory=list)
     pictures: dict[str, bytes] = field(default_factory=dict)

@@ -2,14 +2,16 @@
 
     python -m bestta.benchmark.worker OUT < run.json
 
-The first line of the input is the run. The input then stays open: when whoever started this process
-is gone, however that came about, it ends, and the run stops with a checkpoint.
+The first line of the input is the run. A pipe then stays open: when whoever holds its other end is
+gone, however that came about, the input ends, and the run stops with a checkpoint.
 """
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -35,30 +37,37 @@ def work(text: str, out: Path, say: Say, stopping: Callable[[], bool]) -> int:
     Args:
         text: A `Run` as JSON.
         out: Where records go.
-        say: Told ``{"at": progress}`` now and then, ``{"record": path}`` at the end, ``{"stopped":
-            why}``, or ``{"failed": what, "trace": where}``.
+        say: Told ``{"at": progress}`` or ``{"note": words}`` now and then, and at the end
+            ``{"record": path}``, ``{"stopped": why}``, or ``{"failed": what, "trace": where}``.
         stopping: Whether to stop.
     """
-    from bestta.benchmark.config import Run
-    from bestta.benchmark.parts import load_plugins
-    from bestta.benchmark.runner import Progress, Stopped, execute
-
     told = 0.0
 
-    def tell(at: Progress) -> None:
+    def tell(at: Any) -> None:
         nonlocal told
         now = time.monotonic()
         if now - told >= APART or at.position == at.total:
             told = now
             say({"at": asdict(at)})
 
+    def note(text: str) -> None:
+        nonlocal told
+        if time.monotonic() - told >= APART:
+            told = time.monotonic()
+            say({"note": text})
+
     try:
+        # Here, for they take a second or two, in which it may be stopped as well.
+        from bestta.benchmark.config import Run
+        from bestta.benchmark.parts import load_plugins
+        from bestta.benchmark.runner import execute
+
         load_plugins(tuple(json.loads(text).get("plugins", ())))
         run = Run.from_json(text)
-        path = execute(run, out, tell=tell, stopping=stopping)
+        path = execute(run, out, tell=tell, note=note, stopping=stopping)
         say({"record": str(path)})
         return 0
-    except (Stopped, KeyboardInterrupt) as stopped:
+    except KeyboardInterrupt as stopped:
         say({"stopped": str(stopped) or "stopped"})
         return STOPPED
     except Exception as error:
@@ -71,10 +80,10 @@ def main() -> None:
     text = sys.stdin.readline()
     out = Path(sys.argv[1])
     alone = threading.Event()
-    threading.Thread(target=_wait_for_end, args=(alone,), daemon=True).start()
+    if not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):  # nobody stands behind a file
+        threading.Thread(target=_wait_for_end, args=(alone,), daemon=True).start()
     warnings.showwarning = lambda message, *_: _say({"warning": str(message)})
     code = work(text, out, _say, alone.is_set)
-    sys.stdout.flush()
     os._exit(code)  # a thread may wait for input for ever
 
 
@@ -82,6 +91,7 @@ def _wait_for_end(alone: threading.Event) -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     alone.set()
+    _thread.interrupt_main()  # as Ctrl-C does: a preparation asks nobody whether to stop
 
 
 def _say(what: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,13 +98,21 @@ def bench(
     if not source:
         changes.update(source=None, forgetting=False, embeddings=False)
     chosen = config.read_protocol(protocol, **changes)
+    if severity is not None and chosen.recipe == "gradual":
+        raise ValueError("a gradual protocol goes through severities of its own.")
+    compared = None if study is None else config.read_study(study)
+    if compared is not None:
+        if not source:
+            raise ValueError("a study says itself whether it looks at source images.")
+        kept = {name: v for name, v in compared.changes.items() if name not in changes}
+        compared = replace(compared, changes=kept)  # what is said here wins
     settings = dict(map(parsed, setting or []))
     if settings and not method:
         raise ValueError("--set is for the methods that --method names: name one.")
     all_runs = config.runs(
         chosen,
         [config.read_method(name, **settings) for name in method] if method else None,
-        study=None if study is None else config.read_study(study),
+        study=compared,
         seeds=seeds,
         threads=threads,
         workers=workers,
@@ -112,10 +121,8 @@ def bench(
         source_data=None if source_data is None else str(source_data),
         plugins=plugins,
     )
-    if study is not None and not source:
-        raise ValueError("a study says itself whether it looks at source images.")
-    compared = all_runs[0].study  # its name, where --study is a file
-    place = out or Path("runs") / "-".join(filter(None, (chosen.name, compared)))
+    names = (chosen.name, None if compared is None else compared.name)
+    place = out or Path("runs") / "-".join(filter(None, names))
     finished = run_all(all_runs, place, jobs=jobs, on=on, address=address, again=again)
     show_summary(place, [job.name for job in finished])
     typer.echo(f"\nRecords: {place}\nNext: bestta report {place}")

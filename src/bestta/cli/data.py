@@ -179,6 +179,7 @@ def _open(
 
 
 def parsed_size(text: str | None) -> tuple[int, int] | None:
+    """``1024x512`` as width and height; None of nothing."""
     if text is None:
         return None
     width, _, height = text.lower().replace("×", "x").partition("x")

@@ -48,7 +48,8 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.bars.stop()
+        if self.console.is_terminal:  # elsewhere it would leave an empty line
+            self.bars.stop()
 
     def begun(self, job: Job) -> None:
         """A line for the run."""
@@ -64,16 +65,18 @@ class Display:
         """How far it is."""
         if "warning" in what:
             self.put(f"{title(job)}: warning: {what['warning']}")
-        if "at" not in what:
+        if not what.keys() & {"at", "note"}:
             return
-        at = what["at"]
-        text = describe(at)
+        at = what.get("at")
+        text = what["note"] if at is None else describe(at)
         if self.console.is_terminal:
             if job.name in self.lines:
-                self.bars.update(self.lines[job.name], completed=at["position"], at=text)
+                done = {} if at is None else {"completed": at["position"]}
+                self.bars.update(self.lines[job.name], at=text, **done)
         elif time.monotonic() - self.told[job.name] >= EVERY_SECONDS:
             self.told[job.name] = time.monotonic()
-            self.put(f"{title(job)}: {at['position']}/{at['total']} {text}")
+            how_far = "" if at is None else f"{at['position']}/{at['total']} "
+            self.put(f"{title(job)}: {how_far}{text}")
 
     def ended(self, job: Job) -> None:
         """It is over: one line that stays."""
