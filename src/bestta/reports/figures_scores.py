@@ -85,7 +85,7 @@ def over_time(shown: Sequence[Shown]) -> Figure | None:
     seeds = max(len(one.records) for one in shown)
     rounds = len({block["round"] for block in blocks})
     caption = (
-        f"{metric_of(shown)[0]} of each of the {len(blocks)} blocks, in the order in which the "
+        f"The {metric_of(shown)[0]} of each of the {len(blocks)} blocks, in the order in which the "
         "methods met them. "
     )
     if rounds > 1:
@@ -96,7 +96,7 @@ def over_time(shown: Sequence[Shown]) -> Figure | None:
         )
     if seeds > 1:
         caption += f"Means over up to {seeds} seeds. "
-    caption += "The axis does not begin at zero."
+    caption += "The axis spans the scores."
     body = for_screen_and_phone(draw) + legend(shown, "narrow")
     return Figure("over-time", "Score over time", body, caption)
 
@@ -334,7 +334,7 @@ def _study_line(scored: Sequence[Shown], key: str, numbers: Sequence[float]) -> 
     best = _best(scored)
     caption = (
         f"Mean {metric_of(scored)[0]} by {symbol}. Best: {percent(best.score)} at "
-        f"{symbol} = {numbers[scored.index(best)]:g}. The axis does not begin at zero."
+        f"{symbol} = {numbers[scored.index(best)]:g}. The axis spans the scores."
     )
     return Figure("study", f"Score by {symbol}", for_screen_and_phone(draw), caption)
 
@@ -378,7 +378,7 @@ def _study_dots(scored: Sequence[Shown]) -> Figure:
     if any(len(_rounds(one)) > 1 for one in scored):
         caption += " (large), and of its rounds (small, grey)"
     caption += f". Best: {names[scored.index(best)]}, {percent(best.score)}. "
-    caption += "The axis does not begin at zero."
+    caption += "The axis spans the scores."
     return Figure("study", "The rows compared", for_screen_and_phone(draw), caption)
 
 

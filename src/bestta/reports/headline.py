@@ -141,9 +141,11 @@ def _cost(one: Shown, source: Shown | None) -> list[str]:
     if time is None:
         return []
     said = f"With {one.label} an image takes {milliseconds(time)} (median)"
-    base = source.mean("cost", "call_ms", "median") if source is not None else None
-    if base and source is not one:
-        said += f", {time / base:.1f} times the source's {milliseconds(base)}"
+    # Within its own run: processes that ran at other times had other neighbours.
+    plain = one.mean("cost", "predict_ms", "median")
+    ratio = one.mean("cost", "ratio") or (time / plain if plain else None)
+    if ratio is not None and one is not source:
+        said += f", {ratio:.1f} times the plain model's forward on the same images"
     over = one.mean("cost", "over_model_bytes")
     if over is not None:
         said += f", and {megabytes(over)} of memory on top of the model"
