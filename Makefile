@@ -66,6 +66,9 @@ examples: setup
 bench: setup
 	@$(BIN)/python benchmarks/step_cost.py
 
+readme: setup
+	@$(BIN)/python benchmarks/readme_table.py
+
 # What the data looks like, for docs/data.md.
 PREVIEW = $(BIN)/bestta data preview streets --split val --colours 256
 sheets: setup
