@@ -32,7 +32,8 @@ from bestta.benchmark.config import (
     runs,
     shipped,
 )
-from bestta.benchmark.streams import describe, identity, source_images, stream_of
+from bestta.benchmark.parts import identity
+from bestta.benchmark.streams import describe, source_images, stream_of
 from bestta.cli.app import app
 from bestta.data.corruptions import CORRUPTIONS
 from bestta.data.weather import CONDITIONS
@@ -600,3 +601,25 @@ def test_a_set_without_conditions_of_its_own_shows_one():
     assert Protocol(**plain, conditions=("clear",)).conditions == ("clear",)
     with pytest.raises(ValueError, match="acdc, cifar10c have several"):
         Protocol(**plain, conditions=("clear", "fog"))
+
+
+def test_a_study_of_segmentation_is_refused_for_a_classifier():
+    protocol = read_protocol("cifar10c-rendered")
+    with pytest.raises(ValueError, match="'losses' is one of segmentation; cifar10 does class"):
+        config.runs(protocol, study=config.read_study("losses"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"recipe": "mixed", "shuffle": True}, "shuffle is for continual"),
+        ({"family": "cifar"}, "family is for corruptions"),
+        (
+            {"recipe": "gradual", "effect": "corruptions", "conditions": ("fog",), "redraw": True},
+            "nothing to redraw",
+        ),
+    ],
+)
+def test_what_would_be_ignored_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        protocol(**changes)

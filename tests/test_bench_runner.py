@@ -31,11 +31,23 @@ from bench import (
     save,
 )
 from bestta import models
-from bestta.benchmark import runner
+from bestta.adapters import registry
+from bestta.adapters.registry import method_class
+from bestta.benchmark import runner, tally
 from bestta.benchmark.checkpoints import Checkpoints
-from bestta.benchmark.config import Preparation, Run, Source, Variant, read_method, read_protocol
-from bestta.benchmark.runner import Stopped, batches, compact, execute, fitted, strict
-from bestta.benchmark.streams import identity, stream_of
+from bestta.benchmark.config import (
+    Method,
+    Preparation,
+    Run,
+    Source,
+    Variant,
+    read_method,
+    read_protocol,
+)
+from bestta.benchmark.parts import identity
+from bestta.benchmark.runner import Stopped, batches, compact, execute, fitted, sampled, strict
+from bestta.benchmark.streams import describe, stream_of
+from bestta.benchmark.subjects import import_file
 from bestta.data import Folder, Streets
 from bestta.data.corruptions import CORRUPTIONS
 from bestta.data.sheets import colour
@@ -641,7 +653,7 @@ def test_a_record_says_what_it_took(tmp_path):
     for name in ("call_ms", "predict_ms", "adapt_ms"):
         assert 0 < cost[name]["median"] <= cost[name]["p95"]
     assert cost["predict_ms"]["median"] < cost["call_ms"]["p95"]
-    assert cost["timed"] == 6
+    assert cost["timed"] == 4  # of three frames a block the first and the last
     assert cost["seconds"] > 6 * 1e-3 * cost["predict_ms"]["median"]
     assert cost["started"] <= cost["finished"]
     assert (cost["sittings"], len(cost["load"])) == (1, 1)
@@ -767,7 +779,8 @@ def test_the_cifar_protocol_is_15_corruptions_scored_by_their_error(cifar10c, tm
     assert record["frames"]["score"] == expected
     scores = [block["score"] for block in record["blocks"]]
     assert scores == [(a + b) / 2 for a, b in zip(expected[::2], expected[1::2], strict=True)]
-    assert {tuple(block["per_class"]) for block in record["blocks"]} == {()}
+    # Both images are of class 0, so the block's error is that class's, and no other was there.
+    assert [block["per_class"] for block in record["blocks"]] == [[s] + [None] * 9 for s in scores]
     # The worst are wrong, and surest of it.
     surest = sorted(sure, key=lambda scene: -sure[scene])[:4]
     worst = record["pictures"]["worst"]
@@ -832,3 +845,146 @@ def test_a_strict_reader_reads_every_record(tmp_path):
     assert record["id"] == path.stem
     assert protocol(**INSTRUMENTS).layer is None
     assert record["embeddings"]["layer"] == "backbone.layer4"
+
+
+# --- what is timed is not looked into -------------------------------------------------------
+
+
+@pytest.mark.parametrize(("frames", "batch"), [(1, 1), (2, 1), (7, 2), (40, 1), (400, 4), (401, 1)])
+def test_a_batch_is_timed_or_looked_into_and_of_each_there_are_enough(frames, batch):
+    block = Block(index=0, name="fog", round=0, start=10, stop=10 + frames)
+    positions = range(10, 10 + frames, batch)
+    chosen = [sampled(block, position, batch) for position in positions]
+    timed, looked = (sum(each) for each in zip(*chosen, strict=True))
+    count = len(positions)
+    assert timed >= min(10, -(-count // 2))
+    assert looked >= min(10, count // 2)
+    if count > 1:
+        assert not any(both == (True, True) for both in chosen)
+
+
+def test_times_of_frames_that_are_looked_into_do_not_count(tmp_path):
+    plain = played(run_of("source", images=4), tmp_path / "plain")
+    source = Source(split="val", images=1)
+    looking = run_of("source", images=4, source=source, embeddings=True)
+    execution = {}
+    whole = runner.Execution.write
+
+    def write(self, path, memory):
+        execution["calls"] = len(self.tally.times["call"])
+        whole(self, path, memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner.Execution, "write", write)
+        record = played(looking, tmp_path / "looking")
+    assert plain["blocks"] == record["blocks"]
+    assert execution["calls"] == 4  # of eight frames, four were looked into
+    assert record["cost"]["timed"] == 4
+    assert not record["cost"]["looked"]
+
+
+# --- whatever a method draws from -----------------------------------------------------------
+
+DRAWING = """
+from dataclasses import dataclass
+import torch
+from bestta.adapters.base import Adapter, StepReport
+from bestta.adapters.registry import register_adapter
+
+@register_adapter("drawing")
+class Drawing(Adapter):
+    def prepare(self):
+        pass
+
+    def step(self, image):
+        logits = self.predict_source(image)
+        return logits + torch.rand_like(logits), StepReport(losses={"drawn": float(torch.rand(()))})
+"""
+
+
+def test_a_method_that_draws_from_pytorchs_own_generator_goes_on_to_the_bit(tmp_path):
+    path = tmp_path / "drawing.py"
+    path.write_text(DRAWING)
+    import_file(str(path))
+    try:
+        run = run_of(Method(method="drawing"), run={"plugins": (str(path),), "seed": 3})
+        whole = played(run, tmp_path / "whole")
+        torch.rand(7)  # whatever else went on in between
+        parts, stopped = played_in_parts(run, tmp_path / "parts", {1, 2})
+        assert stopped == 2
+        assert lasting(whole) == lasting(parts)
+        assert len(set(whole["traces"]["drawn"])) == 4
+    finally:
+        registry._methods.pop("drawing")
+
+
+# --- what decides a run, and what does not --------------------------------------------------
+
+
+def name_of(run):
+    return identity(run, stream_of(run))
+
+
+def test_a_record_is_of_the_plugin_as_it_was(tmp_path):
+    path = tmp_path / "drawing.py"
+    path.write_text(DRAWING)
+    import_file(str(path))
+    try:
+        run = run_of(Method(method="drawing"), run={"plugins": (str(path),)})
+        before = name_of(run)
+        assert name_of(run) == before
+        path.write_text(DRAWING.replace("logits + ", "logits - "))
+        assert name_of(run) != before
+    finally:
+        registry._methods.pop("drawing")
+
+
+def test_a_record_is_of_the_settings_in_force_defaults_included(monkeypatch):
+    run = run_of("bestta")
+    before = name_of(run)
+    monkeypatch.setitem(method_class("bestta").presets["segmentation"], "rho", 0.6)
+    assert name_of(run) != before
+
+
+def test_a_record_is_of_the_source_images_it_looked_at():
+    def run(count, **more):
+        return run_of("source", source=Source(split="val", images=count), **more)
+
+    assert name_of(run(2, forgetting=True)) != name_of(run(3, forgetting=True))
+    record_of = {count: run(count, forgetting=True) for count in (2, 3)}
+    keys = {describe(r, stream_of(r))["key"] for r in record_of.values()}
+    assert len(keys) == 1  # the stream is the same
+
+
+def test_a_record_tells_which_source_images_it_looked_at(tmp_path):
+    source = Source(split="val", images=2)
+    record = played(run_of("source", source=source, forgetting=True), tmp_path)
+    expected = {"set": "streets", "split": "val", "images": 2}
+    assert {k: v for k, v in record["source_set"].items() if k != "names"} == expected
+    assert played(run_of("source"), tmp_path)["source_set"] is None
+
+
+def test_what_stands_beside_a_result_does_not_decide_it():
+    assert name_of(run_of("source", published="acdc-continual")) == name_of(run_of("source"))
+    assert name_of(run_of("source", severities=(1, 2))) == name_of(run_of("source"))
+
+
+def test_a_setting_of_a_wrong_kind_is_noticed_before_anything_runs():
+    with pytest.raises(ValueError, match="style is one of"):
+        name_of(run_of(read_method("bestta", style="none")))
+
+
+def test_device_and_libraries_are_in_the_record(tmp_path):
+    about = played(run_of("source"), tmp_path)["provenance"]
+    assert (about["machine"]["device"], about["machine"]["gpu"]) == ("cpu", None)
+    assert {"torch", "numpy", "opencv", "pillow"} <= set(about["versions"])
+
+
+def test_long_traces_are_thinned_evenly_and_say_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(tally, "TRACED", 3)
+    record = played(run_of("bestta", images=4), tmp_path)
+    assert record["traced_every"] == 3
+    assert record["traces"]["step"] == [0, 3, 6]
+    assert len(record["frames"]["score"]) == 8
+    whole = played(run_of("bestta", images=4, similarities=True), tmp_path)
+    assert (whole["traced_every"], len(whole["traces"]["step"])) == (1, 8)

@@ -6,7 +6,8 @@ import pytest
 
 from bench import SIZE, played, protocol, run_of
 from bestta.benchmark import Subject
-from bestta.benchmark.streams import describe, identity, stream_of
+from bestta.benchmark.parts import identity
+from bestta.benchmark.streams import describe, stream_of
 from bestta.benchmark.subjects import card_of, import_file, subject_of
 from bestta.data.classes import CLASSES
 

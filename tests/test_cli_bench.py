@@ -234,3 +234,18 @@ def test_a_gradual_protocol_refuses_what_it_does_not_have(run, words, reason):
     done = run("bench", "cityscapes-gradual", *words)
     assert done.returncode == 1
     assert reason in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("streets-quick", "--data", "somewhere"), "rendered, not read"),
+        (("streets-quick", "--address", "auto"), "say --on ray"),
+        (("streets-quick", "--on", "ray", "--jobs", 2), "no --jobs"),
+        (("acdc-continual", "--severity", 2), "no --severity"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(run, words, reason):
+    done = run("bench", *words)
+    assert done.returncode == 1
+    assert reason in done.stderr

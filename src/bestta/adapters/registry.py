@@ -88,7 +88,7 @@ def adapt(
             f"method {method!r} needs a source profile: "
             "bestta.SourceProfile.collect(model, images, layers=[…]) makes one."
         )
-    return known(model, profile, _configured(known, model, profile, preset, settings))
+    return known(model, profile, configured(known, model, profile, preset, settings))
 
 
 def prepare(
@@ -141,7 +141,7 @@ def prepare(
     profile = _opened(profile)
     if profile is not None:
         profile.check(model)
-    config = _configured(known, model, profile, preset, settings)
+    config = configured(known, model, profile, preset, settings)
     identity = ModelIdentity.of(model)
     reads = known.Preparation.reads
     about = {
@@ -200,14 +200,17 @@ def _opened(profile: Any) -> SourceProfile | None:
     return profile
 
 
-def _configured(
+def configured(
     known: type[Adapter],
     model: nn.Module,
     profile: SourceProfile | None,
     preset: str | None,
     settings: Mapping[str, Any],
 ) -> AdapterConfig:
-    """The settings in force: the call's over the profile's over those of the task."""
+    """The settings in force: the call's over the profile's over those of the task.
+
+    The model is asked for its task only if neither ``preset`` nor the profile says it.
+    """
     if preset is not None:
         _lookup(preset, dict.fromkeys(TASKS), f"preset of {known.name!r}")
     task = preset or (profile.task if profile is not None else None)

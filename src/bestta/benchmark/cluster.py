@@ -2,8 +2,8 @@
 
 Each run is a task that starts the very process a run has on one machine, so its record has the same
 bits. It works below the same path on its node; what it wrote comes back and is written here, so
-nodes need not share a disk. Where they do, a run that moved to another node goes on from its
-checkpoint.
+nodes need not share a disk. Where they do, a sweep that was stopped goes on from its checkpoints,
+whichever node a run had and gets.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def _sweep(ray: Any, waiting: list[Job], out: Path, listener: Listener) -> None:
         gpus = 1 if job.run.device.startswith("cuda") else 0
         room = task.options(num_cpus=job.run.threads, num_gpus=gpus, name=job.name)
         text = with_absolute_paths(job.run).to_json()
-        under_way[room.remote(number, text, str(out), mailbox)] = job
+        forgotten = job.name if job.again else ""
+        under_way[room.remote(number, text, str(out), mailbox, forgotten)] = job
     heeded = 0
     with noted_signals() as signals:
         while under_way:
@@ -150,9 +151,12 @@ class Mailbox:
 
 
 def _task(
-    number: int, text: str, out: str, mailbox: Any
+    number: int, text: str, out: str, mailbox: Any, forgotten: str
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """On a node: do the run, and bring back its last word and the files of its record."""
+    """On a node: do the run, and bring back its last word and the files of its record.
+
+    ``forgotten`` names a record that shall not count, though this node may have it.
+    """
     import ray
 
     if ray.get(mailbox.is_stopping.remote()):
@@ -160,6 +164,8 @@ def _task(
     mailbox.put.remote(number, {"node": ray.get_runtime_context().get_node_id()})
     place = Path(out)
     place.mkdir(parents=True, exist_ok=True)
+    if forgotten:
+        (place / f"{forgotten}.json").unlink(missing_ok=True)
     switch = StopSwitch()
     last: dict[str, Any] = {}
     over = threading.Event()
@@ -183,6 +189,7 @@ def _task(
     files = {}
     if "record" in last:
         record = Path(last["record"])
-        for path in (record, *sorted(record.with_suffix(".pictures").glob("*"))):
+        # The record last: what it names is there when it is.
+        for path in (*sorted(record.with_suffix(".pictures").glob("*")), record):
             files[str(path.relative_to(place))] = path.read_bytes()
     return last, files

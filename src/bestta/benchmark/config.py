@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 import yaml
 
 from bestta.adapters.registry import method_class
-from bestta.benchmark.subjects import import_file
+from bestta.benchmark.subjects import card_of, import_file
 from bestta.data import kinds
 from bestta.data.corruptions import CORRUPTIONS, EXTRA
 from bestta.data.weather import CONDITIONS
@@ -135,6 +135,12 @@ class Protocol:
             raise wrong("there must be a condition at least.")
         if self.recipe == "gradual" and self.effect != "corruptions":
             raise wrong(f"a gradual stream is made of corruptions, not of {self.effect}.")
+        if self.shuffle and self.recipe != "continual":
+            raise wrong(f"shuffle is for continual streams; this is {self.recipe}.")
+        if self.redraw and self.recipe == "gradual":
+            raise wrong("a gradual stream is one round: there is nothing to redraw.")
+        if self.family != "imagenet" and self.effect != "corruptions":
+            raise wrong(f"family is for corruptions; the effect is {self.effect}.")
         if self.recipe == "gradual" and self.rounds != 1:
             raise wrong(f"a gradual stream is one round of severities, not {self.rounds}.")
         if self.effect == "photographs" and self.set not in SHOWN and len(self.conditions) > 1:
@@ -167,6 +173,8 @@ class Study:
     about: str = ""
     published: str | None = None
     """The published table of the same study."""
+    task: Literal["segmentation", "classification"] | None = None
+    """What its variants make sense for; both if none."""
     changes: dict[str, Any] = field(default_factory=dict)
     """What of the protocol is otherwise."""
     variants: tuple[Variant, ...]
@@ -249,7 +257,7 @@ class Run:
         method = asdict(self.method)
         if method_class(self.method.method).Preparation is None:
             method.pop("prepare")
-        if Path(self.protocol.model).parent != Path("."):
+        if self.protocol.model not in model_names():
             protocol["model"] = Path(self.protocol.model).name
         protocol["options"] = portable(self.protocol.options)
         return cast(
@@ -352,6 +360,11 @@ def runs(
 
 
 def _variant_run(protocol: Protocol, study: Study, variant: Variant, common: dict[str, Any]) -> Run:
+    task = card_of(protocol.model).task
+    if study.task not in (None, task):
+        raise ValueError(
+            f"study {study.name!r} is one of {study.task}; {protocol.model} does {task}."
+        )
     method = read_method(variant.method, **variant.settings)
     changes = {"published": study.published, **study.changes}
     if variant.batch is not None:
@@ -372,9 +385,13 @@ def _shallow(config: Any) -> dict[str, Any]:
 def portable(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a reader without folders of this machine, such as that of label maps."""
     return {
-        name: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        name: Path(value).name if isinstance(value, str) and _is_path(value) else value
         for name, value in options.items()
     }
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or "\\" in text or text.startswith("~")
 
 
 def digest(value: Any) -> str:

@@ -38,7 +38,8 @@ def peak_memory(run: Run, out: Path) -> dict[str, Any]:
         env=environment,
     )
     if done.returncode:
-        return {"peak_bytes": None, "over_model_bytes": None, "memory": None}
+        reason = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        return {"peak_bytes": None, "over_model_bytes": None, "memory": None, "reason": reason}
     measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return measured
 

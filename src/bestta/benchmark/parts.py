@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,24 @@ from torch import Tensor, nn
 
 import bestta
 from bestta import SourceProfile
-from bestta.adapters import Adapter
-from bestta.adapters.registry import method_class
+from bestta.adapters import Adapter, AdapterConfig
+from bestta.adapters.registry import configured, method_class
 from bestta.benchmark.config import Run, digest
+from bestta.benchmark.streams import describe, digest_of_names, source_images
 from bestta.benchmark.subjects import (
     card_of,
     import_file,
     is_file,
     model_of,
+    profile_digest,
     profile_of,
     subject_of,
 )
+from bestta.data import ImageSet
 from bestta.data.tensors import LabelledBatches
 from bestta.files import Busy, held
 from bestta.models import Card
-from bestta.protocols import Frame
+from bestta.protocols import Frame, Stream
 from bestta.training import recipes
 from bestta.training.loop import usable
 from bestta.training.scoring import normalised
@@ -86,11 +90,9 @@ def assemble(
     model = model_of(run.protocol.model).to(usable(run.device))
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     profile = _profile(run, model, card, out, stopping, note)
-    known = method_class(run.method.method)
-    settings = {"seed": run.seed, **run.method.settings}
-    if "normalise" in known.Config.__dataclass_fields__:
-        settings.setdefault("normalise", tuple(map(tuple, card.normalise)))
-    adapter = bestta.adapt(model, profile, method=known.name, preset=card.task, **settings)
+    adapter = bestta.adapt(
+        model, profile, method=run.method.method, preset=card.task, **_given(run, card)
+    )
     return Parts(run, card, model, profile, adapter)
 
 
@@ -111,7 +113,8 @@ def _profile(
     chosen = run.method.prepare
     weights = card.sha256.get("weights.safetensors", "")
     settings = {**run.method.settings, **chosen.settings, "seed": run.seed}
-    named = digest([method, chosen.images, chosen.batch, settings, weights])
+    images = "" if is_file(run.protocol.model) else digest_of_names(training_images(run))
+    named = digest([method, images, chosen.batch, settings, weights])
     path = out / "profiles" / f"{card.name}-{method}-{named}.safetensors"
     turn = path.with_suffix(".turn")
     while not path.exists():
@@ -170,29 +173,79 @@ def _prepare(
 
 def _training_batches(run: Run, card: Card) -> Iterable[Any]:
     """Training images of the model, in batches, with labels where there are any."""
-    method = run.method.method
     if is_file(run.protocol.model):
         train = subject_of(run.protocol.model).train
         if train is None:
             raise ValueError(
-                f"method {method!r} learns from source images, and the subject {card.name!r} has "
-                "none: give it some, Subject(…, train=lambda: batches)."
+                f"method {run.method.method!r} learns from source images, and the subject "
+                f"{card.name!r} has none: give it some, Subject(…, train=lambda: batches)."
             )
         return train()
+    return LabelledBatches(training_images(run), run.method.prepare.batch, card.normalise)
+
+
+def training_images(run: Run) -> ImageSet:
+    """The training images that a method learns from before the stream; listed, not read."""
+    card, method = card_of(run.protocol.model), run.method.method
     recipe = recipes().get(str(card.recipe.get("name")))
     if recipe is None:
         raise ValueError(
             f"method {method!r} learns from source images, and the card of {card.name!r} names no "
             "recipe of this version of bestta that would say which."
         )
-    root = run.source_data or run.data
+    # A recipe is called after its set.
+    root = run.source_data or (run.data if recipe.name == run.protocol.set else None)
     if recipe.needs_data and root is None:
         raise ValueError(
             f"method {method!r} learns from the training images of {card.name}: name their folder "
             "with --source-data."
         )
     images = recipe.splits(None if root is None else Path(root)).train
-    chosen = run.method.prepare
-    if chosen.images is not None and chosen.images < len(images):
-        images = images.some(chosen.images)
-    return LabelledBatches(images, chosen.batch, card.normalise)
+    chosen = run.method.prepare.images
+    return images if chosen is None or chosen >= len(images) else images.some(chosen)
+
+
+def decided(run: Run, stream: Stream) -> dict[str, Any]:
+    """All that decides what a run finds, and nothing that does not."""
+    known = method_class(run.method.method)
+    config, protocol = run.resolved(), run.protocol
+    config["protocol"].pop("published")  # stands beside the result
+    if protocol.recipe != "gradual":
+        config["protocol"].pop("severities")
+    source = source_images(run)
+    trained_on = None
+    if known.Preparation is not None and not is_file(protocol.model):
+        trained_on = digest_of_names(training_images(run))
+    return {
+        "config": config,
+        "settings": {k: str(v) for k, v in asdict(_settings(run)).items()},
+        "stream": describe(run, stream)["key"],
+        "profile": profile_digest(protocol.model),
+        "source": None if source is None else digest_of_names(source),
+        "trained on": trained_on,
+        "plugins": [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in run.plugins],
+    }
+
+
+def identity(run: Run, stream: Stream) -> str:
+    """The name of a run's record: what it is for people, and a digest of all that decides it."""
+    row = "" if run.variant is None else "".join(filter(str.isalnum, run.variant.row))
+    named = digest(decided(run, stream))[:8]
+    parts = [run.protocol.name, run.method.method, row, f"s{run.seed}", named]
+    return "-".join(filter(None, parts))
+
+
+def _settings(run: Run) -> AdapterConfig:
+    """Every setting of the method, defaults and all; a wrong one is noticed here."""
+    known, card = method_class(run.method.method), card_of(run.protocol.model)
+    profile = profile_of(run.protocol.model)
+    return configured(known, nn.Identity(), profile, card.task, _given(run, card))
+
+
+def _given(run: Run, card: Card) -> dict[str, Any]:
+    """The settings that are handed to the method."""
+    known = method_class(run.method.method)
+    settings = {"seed": run.seed, **run.method.settings}
+    if "normalise" in known.Config.__dataclass_fields__:
+        settings.setdefault("normalise", tuple(map(tuple, card.normalise)))
+    return settings

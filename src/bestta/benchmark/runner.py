@@ -20,6 +20,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import PIL
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -29,10 +30,10 @@ from bestta.benchmark.checkpoints import Checkpoints
 from bestta.benchmark.config import Run
 from bestta.benchmark.histograms import Histograms
 from bestta.benchmark.memory import peak_memory
-from bestta.benchmark.parts import Note, assemble, load_plugins
+from bestta.benchmark.parts import Note, assemble, identity, load_plugins
 from bestta.benchmark.probe import Probe, default_layer
 from bestta.benchmark.similarity import Similarities
-from bestta.benchmark.streams import describe, identity, source_images, stream_of
+from bestta.benchmark.streams import describe, digest_of_names, source_images, stream_of
 from bestta.benchmark.tally import Tally, finite
 from bestta.files import held, write_whole
 from bestta.interrupt import stop_requests
@@ -47,8 +48,9 @@ KIND, FORMAT = "bestta record", 1
 SAVING = 20
 """A checkpoint that takes long comes more rarely: so many times what it took."""
 
-TIMED = 10
-"""So many batches of each block, at least, are also predicted by the plain model, and timed."""
+SAMPLED = 20
+"""So many batches of each block, at least, are looked at closely: every other one is timed beside
+the plain model, and of those in between the features are looked at, which takes time itself."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -149,6 +151,7 @@ class Execution:
         self.checkpoints = checkpoints
         self.began = time.monotonic()
         cv2.setNumThreads(run.threads)
+        torch.manual_seed(run.seed)  # for methods that draw from it, though theirs is better
         self.parts = assemble(run, out, stopping, note)
         self.adapter = self.parts.adapter
         self.tally = Tally(self.parts.card)
@@ -199,10 +202,10 @@ class Execution:
         """Predict and adapt; score, time and trace it."""
         tally, protocol = self.tally, self.run.protocol
         block = batch[0].block
-        number = (batch[0].position - block.start) // protocol.batch
-        sampled = number % max(1, len(block) // protocol.batch // TIMED) == 0
-        watched = protocol.similarities or (protocol.embeddings and sampled)
-        plain_ms = self._time_plain(image) if sampled else None
+        timed, counted = sampled(block, batch[0].position, protocol.batch)
+        counted = counted and protocol.embeddings
+        watched = protocol.similarities or counted
+        plain_ms = self._time_plain(image) if timed else None
         plain = self.probe.plain(image) if watched and self.probe is not None else None
         self.parts.wait()
         started = time.perf_counter()
@@ -215,10 +218,11 @@ class Execution:
                 logits = self.adapter(image)
         self.parts.wait()
         call_ms = 1e3 * (time.perf_counter() - started) / len(batch)
-        tally.times["call"].append(round(call_ms, 4))
+        if timed or not watched or protocol.similarities:
+            tally.times["call"].append(round(call_ms, 4))
         if plain_ms is not None:
             tally.times["predict"].append(round(plain_ms / len(batch), 4))
-            tally.times["adapt"].append(round(max(0.0, call_ms - plain_ms / len(batch)), 4))
+            tally.times["adapt"].append(round(call_ms - plain_ms / len(batch), 4))
             tally.times["ratio"].append(round(call_ms * len(batch) / plain_ms, 4))
 
         logits = fitted(logits.float().cpu(), batch)
@@ -227,7 +231,7 @@ class Execution:
         if plain is not None and features is not None:
             if self.similarities is not None:
                 values.update(self.similarities.update(plain, features, logits))
-            if self.histograms is not None and sampled:
+            if self.histograms is not None and counted:
                 self.histograms.add(batch[0].domain, plain, features)
         tally.trace(batch[0].position, values)
         tally.note(self.adapter.last)
@@ -317,7 +321,7 @@ class Execution:
             self.histograms.add_source(self.probe.plain(image.to(self.adapter.device)))
 
     def _to_show(self) -> set[int]:
-        """One frame of each condition, the last time it comes."""
+        """One frame of each condition, in the last round it comes in."""
         chosen: dict[str, int] = {}
         for block in self.stream.blocks:
             if block.name == "mixed":
@@ -340,7 +344,7 @@ class Execution:
             round=block.round,
             rounds=self.stream.rounds,
             score=finite(self.tally.metric.score()),
-            milliseconds=float(np.median(lately)),
+            milliseconds=float(np.median(lately or [0.0])),
             seconds_left=each * (len(self.stream) - self.tally.position),
         )
 
@@ -353,7 +357,8 @@ class Execution:
         self._note_skipped()
         place = self.checkpoints.folder / "adapter.safetensors"
         self.adapter.save(place)
-        blobs = {"adapter": place.read_bytes()}
+        random = torch.get_rng_state().numpy().tobytes()
+        blobs = {"adapter": place.read_bytes(), "random": random}
         for name, part in (("similarities", self.similarities), ("histograms", self.histograms)):
             if part is not None:
                 blobs[name] = safetensors.torch.save(dict(part.tensors()))
@@ -371,6 +376,7 @@ class Execution:
         place = self.checkpoints.folder / "adapter.safetensors"
         write_whole(place, blobs["adapter"])
         self.adapter.load(place)
+        torch.set_rng_state(torch.frombuffer(bytearray(blobs["random"]), dtype=torch.uint8))
         for name, part in (("similarities", self.similarities), ("histograms", self.histograms)):
             if part is not None:
                 part.restore(safetensors.torch.load(blobs[name]))
@@ -385,6 +391,8 @@ class Execution:
         about = provenance()
         about.pop("measured")
         about["commit"] = ", then ".join(str(commit) for commit in self.commits)
+        about["versions"].update(opencv=cv2.__version__, pillow=PIL.__version__)
+        about["machine"].update(device=self.adapter.device.type, gpu=_gpu(self.adapter.device))
         variant = run.variant
         record = {
             "kind": KIND,
@@ -413,7 +421,8 @@ class Execution:
                 "trained": sum(p.numel() for p in self.adapter.trainable.values()),
                 "model": sum(p.numel() for p in self.parts.model.parameters()),
             },
-            **tally.result(),
+            **tally.result(whole=run.protocol.similarities),
+            "source_set": self._source_set(),
             "embeddings": None if self.histograms is None else self.histograms.result(),
             "provenance": about,
             "cost": self._cost(memory),
@@ -429,6 +438,17 @@ class Execution:
         text = json.dumps(strict(record), indent=1, ensure_ascii=False, allow_nan=False)
         write_whole(path, f"{compact(text)}\n".encode())
 
+    def _source_set(self) -> dict[str, Any] | None:
+        """Which source images were looked at, if any."""
+        if self.source is None or self.run.protocol.source is None:
+            return None
+        return {
+            "set": self.source.kind,
+            "split": self.run.protocol.source.split,
+            "images": len(self.source),
+            "names": digest_of_names(self.source),
+        }
+
     def _cost(self, memory: dict[str, Any]) -> dict[str, Any]:
         sittings, times = self.tally.sittings, self.tally.times
         return {
@@ -441,6 +461,7 @@ class Execution:
             },
             "ratio": float(np.median(times["ratio"])) if times["ratio"] else None,
             "timed": len(times["predict"]),
+            "looked": self.run.protocol.similarities,
             **memory,
             "load": [s["load"] for s in sittings],
             "started": sittings[0]["started"],
@@ -448,6 +469,18 @@ class Execution:
             "seconds": round(sum(s.get("seconds", 0.0) for s in sittings), 3),
             "sittings": len(sittings),
         }
+
+
+def sampled(block: Block, position: int, batch: int) -> tuple[bool, bool]:
+    """Whether the batch at ``position`` is timed beside the plain model, and whether looked into.
+
+    Never both, for looking takes time; but for a block that is one batch.
+    """
+    count = -(-len(block) // batch)
+    number = (position - block.start) // batch
+    turn, rest = divmod(number, max(1, count // SAMPLED))
+    chosen = rest == 0
+    return chosen and (turn % 2 == 0 or count == 1), chosen and (turn % 2 == 1 or count == 1)
 
 
 def batches(frames: Iterable[Frame], size: int) -> Iterator[list[Frame]]:
@@ -502,6 +535,10 @@ def strict(value: Any) -> Any:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _gpu(device: torch.device) -> str | None:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def _since(began: float) -> float:

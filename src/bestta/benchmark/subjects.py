@@ -21,7 +21,9 @@ A model of your own is a Python file with a function ``subject()``::
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ from bestta import SourceProfile, models
 from bestta.data.tensors import IMAGENET, Normalisation
 from bestta.metrics import metric_for
 from bestta.models import Card
-from bestta.models.cards import WEIGHTS
+from bestta.models.cards import PROFILE, WEIGHTS
 from bestta.profile import ModelIdentity
 
 
@@ -100,6 +102,25 @@ def profile_of(model: str) -> SourceProfile | None:
         return models.load_profile(model)
     profile = subject_of(model).profile
     return SourceProfile.load(profile) if isinstance(profile, str | Path) else profile
+
+
+def profile_digest(model: str) -> str:
+    """What tells the source profile of a model from another; empty if there is none."""
+    if not is_file(model):
+        return models.card(model).sha256.get(PROFILE, "")[:16]
+    profile = profile_of(model)
+    if profile is None:
+        return ""
+    found = hashlib.sha256(json.dumps(profile.settings, sort_keys=True, default=str).encode())
+    for name, layer in profile.layers.items():
+        found.update(name.encode())
+        for tensor in (layer.mu, layer.sigma, layer.embedding("pooled")):
+            found.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    for method, tensors in sorted(profile.prepared.items()):
+        for name, tensor in sorted(tensors.items()):
+            found.update(f"{method}/{name}".encode())
+            found.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def is_file(model: str) -> bool:

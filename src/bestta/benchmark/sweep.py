@@ -21,12 +21,12 @@ from typing import Any, Literal, Protocol
 
 from bestta.benchmark.checkpoints import Checkpoints
 from bestta.benchmark.config import Run
-from bestta.benchmark.parts import load_plugins
-from bestta.benchmark.streams import identity, source_images, stream_of
+from bestta.benchmark.parts import identity, load_plugins
+from bestta.benchmark.streams import stream_of
 from bestta.benchmark.worker import STOPPED, Say
 
 ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
-"""Has glibc keep what is freed: networks ask for the same large blocks again and again, and fetching
+"""Has glibc keep what is freed: networks ask for the same large blocks again and again, and getting
 them anew from the system costs up to a third of a forward. Other systems do not read it."""
 
 LAST_LINES = 5
@@ -44,6 +44,7 @@ class Job:
         state: How it stands.
         reason: Why it failed or stopped.
         trace: Where in the code it failed, for those who want to know.
+        again: Whether it was recorded already and shall not count.
     """
 
     run: Run
@@ -54,6 +55,7 @@ class Job:
     )
     reason: str = ""
     trace: str = ""
+    again: bool = False
 
     def hear(self, said: dict[str, Any]) -> None:
         """Take in what the process that does it says."""
@@ -101,12 +103,12 @@ def jobs_of(runs: Sequence[Run], out: Path, *, again: bool = False) -> list[Job]
     for run in runs:
         load_plugins(run.plugins)
         stream = stream_of(run)
-        source_images(run)
         job = Job(run, identity(run, stream), len(stream))
         if (out / f"{job.name}.json").exists():
             if again:
                 Checkpoints(out / f".{job.name}").clear()  # of a run killed after its record
                 (out / f"{job.name}.json").unlink()
+                job.again = True
             else:
                 job.state = "recorded before"
         jobs.setdefault(job.name, job)  # the same method named twice is one run
@@ -196,7 +198,7 @@ class StopSwitch:
             self.flipped = True
             for process in self.processes:
                 if process.poll() is None:
-                    process.send_signal(signal.SIGKILL if at_once else ASK)
+                    process.kill() if at_once else process.send_signal(ASK)
 
 
 def _drive(
@@ -216,7 +218,12 @@ def _drive(
 def drive(text: str, out: Path, say: Say, stop: StopSwitch) -> None:
     """Have a process do the run ``text`` and pass on what it says, until it ends."""
     threads = str(json.loads(text)["threads"])
-    environment = {**ALLOCATION, **os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    environment = {
+        **ALLOCATION,
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+    }
     process = subprocess.Popen(
         [sys.executable, "-m", "bestta.benchmark.worker", str(out)],
         stdin=subprocess.PIPE,
@@ -260,6 +267,7 @@ def _last_word(code: int, complaints: list[str], asked: bool) -> dict[str, Any]:
     if code == STOPPED or (asked and code):
         return {"stopped": "stopped at once; it goes on from its last checkpoint"}
     what = f"signal {-code}" if code < 0 else f"exit code {code}"
-    hint = " Out of memory, perhaps." if code == -signal.SIGKILL else ""
+    killed = getattr(signal, "SIGKILL", None)  # Windows has none
+    hint = " Out of memory, perhaps." if killed is not None and code == -killed else ""
     lines = "".join(complaints[-LAST_LINES:]).strip()
     return {"failed": f"its process ended with {what}.{hint} {lines}".strip()}

@@ -53,8 +53,11 @@ class Tally:
     )
     sittings: list[dict[str, Any]] = field(default_factory=list)
     pictures: dict[str, bytes] = field(default_factory=dict)
+    by_class: list[list[int]] = field(default_factory=list)
+    """Of the block under way, in classification: images that were wrong, and all, by true class."""
 
     def __post_init__(self) -> None:
+        self.by_class = self.by_class or [[0, 0] for _ in self.card.classes]
         self.metric: Metric = metric_for(self.card.task, len(self.card.classes))
         """The block under way."""
 
@@ -80,6 +83,10 @@ class Tally:
         score = finite(own.score())
         if isinstance(own, MeanIoU):
             return score, -1.0 if score is None else 100.0 - score
+        if score is not None:
+            counts = self.by_class[int(np.asarray(frame.label))]
+            counts[0] += score > 0
+            counts[1] += 1
         sure = float(logits.float().softmax(0).max())  # wrong, and sure of it, is worst
         return score, sure if score else -1.0
 
@@ -93,9 +100,12 @@ class Tally:
                 "round": block.round,
                 "frames": sum(1 for b in self.frames["block"] if b == block.index),
                 "score": finite(metric.score()),
-                "per_class": metric.per_class() if isinstance(metric, MeanIoU) else [],
+                "per_class": metric.per_class()
+                if isinstance(metric, MeanIoU)
+                else [100 * wrong / total if total else None for wrong, total in self.by_class],
             }
         )
+        self.by_class = [[0, 0] for _ in self.card.classes]
         self.metric = metric_for(self.card.task, len(self.card.classes))
 
     def trace(self, step: int, values: Mapping[str, float | None]) -> None:
@@ -199,13 +209,13 @@ class Tally:
         tally.metric.counts = counts
         return tally
 
-    def _thinned(self) -> dict[str, list[Any]]:
-        """Traces of so many steps, evenly spread, that a record stays one that people can open."""
-        stride = -(-len(self.traces["step"]) // TRACED)
-        return {name: values[:: max(1, stride)] for name, values in self.traces.items()}
+    def result(self, *, whole: bool = False) -> dict[str, Any]:
+        """The part of a record that these are.
 
-    def result(self) -> dict[str, Any]:
-        """The part of a record that these are."""
+        Traces are of so many steps, evenly spread, that a record stays one that people can open;
+        of all of them if ``whole``.
+        """
+        every = 1 if whole else max(1, -(-len(self.traces["step"]) // TRACED))
         scores = [b["score"] for b in self.blocks]
         names = list(dict.fromkeys(b["name"] for b in self.blocks))
         rounds = sorted({b["round"] for b in self.blocks})
@@ -218,7 +228,8 @@ class Tally:
             },
             "source_scores": self.source_scores,
             "frames": self.frames,
-            "traces": self._thinned(),
+            "traces": {name: values[::every] for name, values in self.traces.items()},
+            "traced_every": every,
             "events": self.events,
             "pictures": {
                 "conditions": self.conditions,

@@ -100,6 +100,14 @@ def bench(
     chosen = config.read_protocol(protocol, **changes)
     if severity is not None and chosen.recipe == "gradual":
         raise ValueError("a gradual protocol goes through severities of its own.")
+    if severity is not None and chosen.set == "acdc":
+        raise ValueError("photographs of the weather are as severe as they are: no --severity.")
+    if data is not None and chosen.set == "streets":
+        raise ValueError("streets are rendered, not read: no --data.")
+    if on is Where.here and address is not None:
+        raise ValueError("--address is that of a Ray cluster: say --on ray.")
+    if on is Where.ray and jobs > 1:
+        raise ValueError("a Ray cluster runs as many at once as it has room for: no --jobs.")
     compared = None if study is None else config.read_study(study)
     if compared is not None:
         if not source:
@@ -163,6 +171,8 @@ def run_all(
                 log = place / f"{job.name}.failed.txt"
                 log.write_text(job.trace, encoding="utf-8")
                 typer.echo(f"        all of it: {log}", err=True)
+        elif job.state == "recorded":
+            (place / f"{job.name}.failed.txt").unlink(missing_ok=True)  # of a try before
     return found
 
 
