@@ -36,7 +36,7 @@ def fake_record(
             "round": r,
             "frames": frames,
             "score": round(level + 2 * c - r * 0.5 + float(draw.normal()), 6),
-            "per_class": [round(float(v), 6) for v in draw.uniform(20, 80, 19)] if segments else [],
+            "per_class": [round(float(v), 6) for v in draw.uniform(20, 80, 19 if segments else 2)],
         }
         for r in range(rounds)
         for c, name in enumerate(conditions)
@@ -87,6 +87,7 @@ def fake_record(
             name: sum(b["score"] for b in blocks if b["name"] == name) / rounds
             for name in conditions
         },
+        "source_set": {"set": "streets", "split": "val", "images": 40, "names": "5" * 16},
         "source_scores": [
             {"round": r, "score": 85.0 - r * (method == "tent")} for r in range(rounds + 1)
         ],
@@ -95,6 +96,7 @@ def fake_record(
             "block": [n // frames for n in range(count)],
             "score": each if segments else [100.0 * (v < level) for v in each],
         },
+        "traced_every": 1,
         "traces": {
             "step": list(range(count)),
             "entropy": draw.uniform(0, 1, count).round(4).tolist(),
@@ -137,8 +139,14 @@ def fake_record(
         "provenance": {
             "bestta": "0.1.0",
             "commit": "b7f4d51",
-            "versions": {"python": "3.11.9", "torch": "2.13.0", "numpy": "2.3.0"},
-            "machine": {"processor": "x86_64", "cpu": "Test CPU", "cores": 2, "threads": 1},
+            "versions": {
+                **{"python": "3.11.9", "torch": "2.13.0", "numpy": "2.3.0"},
+                **{"opencv": "4.12.0", "pillow": "12.0.0"},
+            },
+            "machine": {
+                **{"processor": "x86_64", "cpu": "Test CPU", "cores": 2, "threads": 1},
+                **{"device": "cpu", "gpu": None},
+            },
         },
         "cost": {
             "call_ms": {"median": 10.0 + len(method), "p95": 20.0 + len(method)},
@@ -153,9 +161,21 @@ def fake_record(
             "finished": "2026-01-01T00:01:00+00:00",
             "seconds": 60.0,
             "sittings": 1,
+            "looked": False,
         },
     }
     return record | changes
+
+
+def older(record: dict[str, Any]) -> dict[str, Any]:
+    """The record without what earlier versions did not write."""
+    kept = {k: v for k, v in record.items() if k not in ("source_set", "traced_every")}
+    origin = record["provenance"]
+    machine = {k: v for k, v in origin["machine"].items() if k not in ("device", "gpu")}
+    return kept | {
+        "provenance": origin | {"machine": machine},
+        "cost": {k: v for k, v in record["cost"].items() if k != "looked"},
+    }
 
 
 def _embeddings(draw: np.random.Generator, conditions: tuple[str, ...]) -> dict[str, Any]:

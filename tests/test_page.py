@@ -23,11 +23,11 @@ from PIL import Image
 from bestta.reports import figures_inside, figures_scores, svg
 from bestta.reports.figures import Shown, styles
 from bestta.reports.headline import headline, study_headline
-from bestta.reports.page import write_report
+from bestta.reports.page import _looks, write_report
 from bestta.reports.pictures import data_uri
 from bestta.reports.records import Loaded, groups, read_records
 from bestta.reports.tables import tables
-from fakes import fake_pictures, fake_record
+from fakes import fake_pictures, fake_record, older
 
 METHODS = ("source", "bn_stats", "tent_reset", "tent", "cotta", "bestta")
 VOID = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
@@ -354,15 +354,73 @@ def test_no_coordinate_is_anything_but_a_number(full):
             )
 
 
-def test_a_study_is_shown_as_its_table_and_one_figure(tmp_path):
+def sweep(rows: int) -> list[dict[str, Any]]:
+    """A study of ρ, whose scores rise with it."""
     records = []
-    for n, rho in enumerate((0.0, 0.5, 1.0)):
-        record = scored("bestta", 40.0 + n, study={"name": "rho", "row": "", "marks": {"rho": rho}})
+    for n in range(rows):
+        rho = n / (rows - 1)
+        study = {"name": "rho", "row": "", "marks": {"rho": rho}}
+        record = scored("bestta", 40.0 + n, label=f"ρ = {rho:.2f}", study=study)
         record["id"] += str(n)
         records.append(record)
-    page = written(tmp_path, *records)
-    assert page.figures == {"study"}
+    return records
+
+
+def test_a_study_is_shown_as_its_rows_and_then_as_everything_else_is(tmp_path):
+    page = written(tmp_path, *sweep(3), pictures=True)
+    assert page.all("figure")[0]["class"] == "study"
+    assert page.figures == full_figures() | {"study"}
     assert "Best of 3 rows: ρ = 1.0, with 42.0 % mean mIoU" in page.words
+
+
+def test_the_strong_line_is_our_method_and_no_variant_of_it(tmp_path):
+    records = [*sweep(3), fake_record("source"), fake_record("bestta")]
+    found = groups([Loaded(Path(f"{record['id']}.json"), record) for record in records])
+    assert [group.study for group in found] == ["rho", None]
+    looks = _looks(found)
+    assert [label for label, style in looks.items() if style.strong] == ["BESTTA"]
+    assert not any(style.strong for style in _looks(found[:1]).values())
+    # Nor is any row of an ablation set off from the others, for all are ours.
+    assert all(
+        a.get("class") != "ours" for a in written(tmp_path, *sweep(3), pictures=True).all("tr")
+    )
+
+
+def test_a_long_ablation_has_no_figure_in_which_its_rows_would_look_alike(tmp_path):
+    page = written(tmp_path, *sweep(9), pictures=True)
+    crowded = {"over-time", "cost", "pictures", "worst", "traces"}
+    assert page.figures == (full_figures() | {"study"}) - crowded
+    assert page.all("img") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "empty", "figures"),
+    [
+        ("correlation", "traces", {}, {"correlations", "traces"}),
+        ("forgetting", "source_scores", [], {"forgetting"}),
+        ("embeddings", "embeddings", None, {"embeddings", "distances"}),
+    ],
+)
+def test_a_study_shows_what_it_was_made_for(tmp_path, name, part, empty, figures):
+    study = {"name": name, "row": "", "marks": {}}
+    record = fake_record("alpha_bn", study=study)
+    shown = written(tmp_path, record)
+    assert figures | {"study"} <= shown.figures
+    gone = written(tmp_path, record | {part: empty})
+    assert gone.figures == shown.figures - figures
+
+
+def test_a_study_of_many_methods_has_the_figures_of_a_plain_group(tmp_path):
+    methods = (*METHODS, "eata", "sar", "rotta", "memo")
+    study = {"name": "batch-sizes", "row": "", "marks": {"batch": 1}}
+    page = written(tmp_path, *(fake_record(m, study=study) for m in methods), pictures=True)
+    assert page.figures == full_figures() | {"study"}
+
+
+def test_records_of_earlier_versions_give_the_same_figures(tmp_path):
+    page = written(tmp_path, *(older(fake_record(m)) for m in METHODS), pictures=True)
+    assert page.figures == full_figures()
+    assert "None" not in page.words.split("Settings")[0]
 
 
 def test_wrong_classes_are_marked(tmp_path):
@@ -503,6 +561,25 @@ def test_a_study_tells_what_the_choice_is_worth():
     assert "worth 3.0 points" in words
 
 
+def test_rows_that_share_a_number_are_told_apart_by_their_method():
+    study = {"name": "batch-sizes", "row": "", "marks": {"batch": 2}}
+    rows = [scored("tent", 40.0, study=study), scored("bestta", 45.0, study=study)]
+    words = study_headline(shown(*rows))[0]
+    assert words.startswith("Best of 2 rows: BESTTA, batch = 2, with 45.0 %")
+    assert "The last, TENT, batch = 2, has 40.0 %" in words
+    figure = figures_scores.study(shown(*rows))
+    assert figure is not None
+    assert "Best: BESTTA, batch = 2, 45.0 %" in figure.caption
+    alone = [scored("tent", 40.0, study=study | {"marks": {"batch": n}}) for n in (1, 2)]
+    assert study_headline(shown(*alone))[0].startswith("Best of 2 rows: batch = 1 and batch = 2")
+
+
+def test_every_second_frame_is_told_in_words(tmp_path):
+    record = fake_record()
+    record["stream"] = record["stream"] | {"every": 2}
+    assert "60 (every 2nd frame of each block)" in written(tmp_path, record).inside("dd")
+
+
 # --- drawing --------------------------------------------------------------------------------
 
 
@@ -521,6 +598,64 @@ def test_four_times_the_memory_is_four_times_the_area():
     large, small = circles(figure.body)[:2]
     assert large["r"] / small["r"] == pytest.approx(2, rel=0.02)
     assert large["cx"] > small["cx"]
+
+
+def test_times_of_the_rarer_machine_are_left_out_and_named():
+    records = [scored(m, 40.0) for m in ("source", "tent", "bestta")]
+    machine = records[1]["provenance"]["machine"]
+    machine |= {"device": "cuda", "gpu": "A100"}
+    figure = figures_scores.bubbles(shown(*records))
+    assert figure is not None
+    # One for a screen and one for a phone.
+    assert len(circles(figure.body)) == 2 * 2
+    assert "TENT" not in figure.body
+    assert "(Test CPU (x86_64, 2 cores, 1 thread)): TENT, A100 on Test CPU" in figure.caption
+    machine["device"] = "cpu"
+    figure = figures_scores.bubbles(shown(*records))
+    assert figure is not None
+    assert len(circles(figure.body)) == 2 * 3
+    assert "Left out" not in figure.caption
+
+
+def test_a_time_that_includes_looking_is_not_drawn_beside_one_that_does_not():
+    records = [scored(m, 40.0) for m in ("source", "tent", "bestta")]
+    for looked, drawn in ((1, 2), (3, 3)):
+        for record in records[:looked]:
+            record["cost"]["looked"] = True
+        figure = figures_scores.bubbles(shown(*records))
+        assert figure is not None
+        assert len(circles(figure.body)) == 2 * drawn
+        assert ("Left out" in figure.caption) is (drawn < 3)
+        assert ("include looking at features" in figure.caption) is (looked == 3)
+
+
+@pytest.mark.parametrize("draw", [figures_scores.forgetting, figures_inside.distances])
+def test_other_source_images_have_no_place_in_a_figure_that_compares(draw):
+    records = [fake_record(m) for m in ("source", "tent", "bestta")]
+    everybody = draw(shown(*records))
+    assert "TENT" in everybody.body
+    assert "Left out" not in everybody.caption
+    records[1]["source_set"] = {"set": "camvid", "split": None, "images": 9, "names": "6" * 16}
+    figure = draw(shown(*records))
+    assert "TENT" not in figure.body
+    assert "BESTTA" in figure.body
+    assert "do not compare: TENT (camvid, 9 images)." in figure.caption
+
+
+def test_forgetting_is_not_said_to_be_measured_without_adapting():
+    figure = figures_scores.forgetting(shown(fake_record()))
+    assert figure is not None
+    assert "without adapting" not in figure.caption
+    assert "undone" in figure.caption
+
+
+def test_thinned_traces_are_told_under_their_figure():
+    figure = figures_inside.traces(shown(fake_record("tent", traced_every=4), fake_record()))
+    assert figure is not None
+    assert figure.caption.endswith("The traces hold every 4th step (TENT).")
+    figure = figures_inside.traces(shown(fake_record("tent"), fake_record()))
+    assert figure is not None
+    assert "step" not in figure.caption
 
 
 def test_the_axis_of_time_is_logarithmic_only_where_times_are_far_apart():

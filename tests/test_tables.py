@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bestta.benchmark.config import read_method, read_study
 from bestta.reports.records import Group, Loaded, groups, read_records
 from bestta.reports.table import (
     Cell,
@@ -25,7 +26,7 @@ from bestta.reports.table import (
     terminal,
 )
 from bestta.reports.tables import correlation_table, summary, tables, tables_of
-from fakes import WEATHER, fake_record
+from fakes import WEATHER, fake_record, older
 
 GRADUAL = tuple(f"{name}-{n}" for name in ("fog", "snow") for n in (1, 2, 3, 2, 1))
 
@@ -234,6 +235,20 @@ def test_entries_of_one_label_are_told_apart_by_the_settings_that_differ():
     ]
     labels = [entry.label for entry in group(*variants).entries]
     assert labels == ["BESTTA (lr=0.001)", "BESTTA (lr=0)"]
+
+
+def prepared(images: int, **changes: Any) -> dict[str, Any]:
+    method = {"method": "ecotta", "prepare": {"images": images, "batch": 8, "settings": {}}}
+    return fake_record("ecotta", label="EcoTTA", config={"method": method}, **changes)
+
+
+def test_what_a_method_learned_beforehand_tells_its_entries_apart():
+    made = group(prepared(500), prepared(500, seed=1), prepared(100))
+    assert {entry.label: entry.seeds for entry in made.entries} == {
+        "EcoTTA (prepare.images=500)": [0, 1],
+        "EcoTTA (prepare.images=100)": [0],
+    }
+    assert made.notes == ()
 
 
 def test_the_same_run_under_two_ids_counts_once_and_it_is_said():
@@ -462,7 +477,7 @@ def test_one_pass_through_corruptions_has_a_column_for_each():
     found = tables_of(group(record | {"published": "cifar10c"}))
     assert [c.heading for c in found[0].columns][3:18] == [n.replace("_", " ") for n in names]
     assert found[0].rows[0].cells[-1].text == "77.1"  # Table 6 of the paper.
-    assert not [t for t in found if t.name.endswith(("-rounds", "-classes"))]
+    assert not [t for t in found if t.name.endswith("-rounds")]
 
 
 def losses(row: str, level: float, **marks: bool) -> dict[str, Any]:
@@ -505,6 +520,62 @@ def test_a_study_of_a_number_is_ordered_by_it():
     assert r"$\rho$ = 0.5 &" in table.latex()
 
 
+def study_records(name: str) -> list[dict[str, Any]]:
+    """A record of each variant of a study that ships, as the benchmark would label it."""
+    study = read_study(name)
+    records = []
+    for variant in study.variants:
+        batch = variant.batch or 1
+        about = {"name": name, "row": variant.row, "marks": variant.marks}
+        method = read_method(variant.method).method
+        record = fake_record(method, label=variant.label, study=about, published=study.published)
+        records.append(on_stream(record, key=f"{batch:016}", batch=batch))
+    return records
+
+
+def test_a_study_of_batch_sizes_has_the_published_figure_of_its_batch_beside_each_method():
+    made = groups(load(*study_records("batch-sizes")))
+    mains = [tables_of(each)[0] for each in made]
+    # Table A of the paper's supplement; the sizes are those the study names.
+    expected = {
+        "Source": ["41.8", "41.8", "41.8"],
+        "TENT-continual": ["37.3", "40.1", "41.3"],
+        "BESTTA": ["44.2", "44.2", "44.1"],
+    }
+    for label, means in expected.items():
+        assert [texts(column(t, t.columns[-1].heading))[label] for t in mains] == means
+    assert not any("each of its variants" in note for table in mains for note in table.notes)
+    across = titled(tables(made), "by-batch")
+    (bestta,) = [row for row in across.rows if row.label == "BESTTA"]
+    assert [cell.text for cell in bestta.cells[3:]] == expected["BESTTA"]
+    assert bestta.highlighted
+
+
+def test_a_row_of_a_study_says_its_batch_size_where_its_stream_does_not():
+    study = {"name": "batch-sizes", "row": "", "marks": {"batch": 4}}
+    record = on_stream(fake_record(study=study, published="batch-sizes"), batch=None)
+    # Table A of the paper's supplement: 44.2 for one image, 44.1 for four.
+    assert tables_of(group(record))[0].rows[0].cells[-1].text == "44.1"
+
+
+def test_a_study_of_methods_has_the_published_figure_of_each_and_the_gain_over_the_source():
+    made = group(*study_records("forgetting"))
+    main = tables_of(made)[0]
+    assert main.first == "Method"
+    assert [row.label for row in main.rows] == ["Source", "TENT-continual", "BESTTA"]
+    # Table 2 of the paper.
+    assert [row.cells[-1].text for row in main.rows] == ["36.6", "22.3", "43.2"]
+    gap = titled(tables_of(made), "gap")
+    assert [row.label for row in gap.rows] == ["TENT-continual", "BESTTA"]
+
+
+def test_a_setting_that_the_paper_did_not_vary_has_no_published_figure():
+    study = {"name": "rho", "row": "", "marks": {"rho": 0.5}}
+    table = tables_of(group(fake_record(study=study, published="acdc-continual")))[0]
+    assert table.columns[-1].published
+    assert table.rows[0].cells[-1].text == "–"
+
+
 # --- the other tables -----------------------------------------------------------------------
 
 
@@ -516,6 +587,22 @@ def test_a_class_that_is_absent_from_a_block_counts_in_the_others_only():
     road, sidewalk, building = table.rows[0].cells[:3]
     assert (road.value, sidewalk.value) == (20.0, 50.0)
     assert building.text == "–"
+
+
+def test_in_classification_the_class_with_the_fewest_errors_is_best():
+    records = [
+        simple(m, [s], task="classification") for m, s in {"source": 40.0, "bestta": 30.0}.items()
+    ]
+    for record, errors in zip(records, ([10.0, 70.0], [20.0, None]), strict=True):
+        record["blocks"][0]["per_class"] = errors
+    table = titled(tables_of(group(*records)), "classes")
+    assert [c.title for c in table.columns] == ["cat", "dog", "Mean"]
+    assert ranks(column(table, "cat")) == {"SOURCE": 1, "BESTTA": 2}
+    assert texts(column(table, "dog")) == {"SOURCE": "70.0", "BESTTA": "–"}
+    assert table.notes[0].startswith("Error among the images of each class in %, lower is better")
+    assert "of the one block" in table.notes[0]
+    bare = [record | {"blocks": [record["blocks"][0] | {"per_class": []}]} for record in records]
+    assert not [t for t in tables_of(group(*bare)) if t.name.endswith("-classes")]
 
 
 def timed(method: str, call: float, plain: float, **changes: Any) -> dict[str, Any]:
@@ -553,6 +640,55 @@ def test_times_of_different_machines_are_not_set_against_each_other():
         assert "Other CPU (x86_64, 2 cores, 1 thread): BESTTA" in note
 
 
+def on_device(record: dict[str, Any], device: str, gpu: str | None = None) -> dict[str, Any]:
+    origin = record["provenance"]
+    machine = origin["machine"] | {"device": device, "gpu": gpu}
+    return record | {"provenance": origin | {"machine": machine}}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "compare"),
+    [
+        (("cpu", None), ("cuda", "A100"), False),
+        (("cuda", "A100"), ("cuda", "H100"), False),
+        (("cuda", "A100"), ("cuda", "A100"), True),
+        # A card that did not compute does not matter.
+        (("cpu", None), ("cpu", "A100"), True),
+    ],
+)
+def test_times_compare_only_on_the_same_device(here: Any, there: Any, compare: bool):
+    source = on_device(timed("source", 10, 8), *here)
+    made = group(source, on_device(timed("bestta", 25, 5), *there))
+    table = titled(tables_of(made), "cost")
+    assert (column(table, "× source's call")["BESTTA"].text == "2.50") is compare
+    assert any("machines differ" in note for note in table.notes) is not compare
+    told = "\n".join(table.notes)
+    assert "None" not in told
+    assert ("A100 on Test CPU" in told) is (("cuda", "A100") in (here, there))
+
+
+def test_a_record_that_does_not_name_its_device_ran_where_its_config_says():
+    old, new = older(timed("source", 10, 8)), timed("bestta", 25, 5)
+    made = titled(tables_of(group(old, new)), "cost")
+    assert column(made, "× source's call")["BESTTA"].text == "2.50"
+    made = titled(tables_of(group(old | {"config": {"device": "cuda:0"}}, new)), "cost")
+    assert column(made, "× source's call")["BESTTA"].text == "–"
+    assert any("unknown cuda device on Test CPU" in note for note in made.notes)
+
+
+def test_times_that_include_looking_at_features_are_set_against_no_others():
+    source, ours = timed("source", 10, 8), timed("bestta", 25, 5)
+    ours["cost"]["looked"] = True
+    made = group(source, ours)
+    table = titled(tables_of(made), "cost")
+    assert column(table, "× source's call")["BESTTA"].text == "–"
+    for each in (table, tables_of(made)[0], summary(made)):
+        (note,) = [note for note in each.notes if "looking at features" in note]
+        assert "(BESTTA)" in note
+    plain = tables_of(group(source, timed("bestta", 25, 5)))
+    assert not any("looking at" in note for each in plain for note in each.notes)
+
+
 def test_commits_that_differ_or_have_changes_are_told():
     origin = fake_record()["provenance"]
     same = tables_of(group(fake_record("source"), fake_record("bestta")))[0].markdown()
@@ -586,6 +722,33 @@ def test_forgetting_is_the_source_score_after_each_round():
     assert [cell.text for cell in table.rows[1].cells] == ["85.0", "84.0", "83.0", "82.0", "−3.0"]
     none = group(fake_record("source", source_scores=[]))
     assert not [t for t in tables_of(none) if t.name.endswith("-forgetting")]
+
+
+def test_scores_on_other_source_images_are_left_out_and_named():
+    records = [fake_record(m) for m in ("source", "tent", "bestta")]
+    records[1]["source_set"] = records[1]["source_set"] | {"names": "6" * 16, "images": 7}
+    table = titled(tables_of(group(*records)), "forgetting")
+    assert [row.label for row in table.rows] == ["SOURCE", "BESTTA"]
+    (note,) = [note for note in table.notes if note.startswith("Left out")]
+    assert note.endswith("do not compare: TENT (streets, val, 7 images).")
+    assert "40 source images (streets, val)." in table.notes
+    # Records that do not say which they were compare with each other, and with no others.
+    old = titled(tables_of(group(*map(older, records))), "forgetting")
+    assert [row.label for row in old.rows] == ["SOURCE", "TENT", "BESTTA"]
+    mixed = titled(
+        tables_of(group(older(records[0]), records[2], fake_record("memo"))), "forgetting"
+    )
+    assert [row.label for row in mixed.rows] == ["MEMO", "BESTTA"]
+    assert any("SOURCE (which is not recorded)" in note for note in mixed.notes)
+
+
+def test_a_mean_over_one_block_is_not_called_one_over_all_of_them():
+    one = group(simple("bestta", [40.0]))
+    for table in (summary(one), tables_of(one)[0]):
+        assert "the one block" in table.notes[0]
+    two = group(simple("bestta", [40.0, 50.0]))
+    for table in (summary(two), tables_of(two)[0]):
+        assert "all 2 blocks" in table.notes[0]
 
 
 def batches(size: int, published: str | None = "batch-sizes") -> list[dict[str, Any]]:
@@ -646,6 +809,21 @@ def test_correlations_stand_beside_what_the_paper_says_of_them():
     above = sum(value > 0.9 for value in record["traces"]["target"]) / len(scores)
     assert any(f"{100 * above:.1f} % of the target" in note for note in table.notes)
     assert correlation_table(group(without(record, "direction"))) is None
+
+
+def test_a_study_of_correlations_says_nothing_is_published_only_where_nothing_is_shown():
+    (record,) = study_records("correlation")
+    main, *others = tables_of(group(record))
+    assert "published" not in main.markdown()
+    assert any(c.published for t in others if t.name.endswith("-correlation") for c in t.columns)
+    bare = tables_of(group(without(record, "direction")))[0]
+    assert any(note.startswith("No published figures: correlations is in") for note in bare.notes)
+
+
+def test_thinned_traces_are_told_where_they_are_correlated():
+    made = group(fake_record("alpha_bn", traced_every=3), fake_record("bestta"))
+    notes = titled(tables_of(made), "correlation").notes
+    assert "The traces hold every 3rd step (ALPHA_BN)." in notes
 
 
 def without(record: dict[str, Any], trace: str) -> dict[str, Any]:

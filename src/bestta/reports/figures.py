@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bestta.reports.comparable import alike
 from bestta.reports.records import OWN, Entry
 from bestta.reports.svg import (
     DASHES,
@@ -98,6 +99,15 @@ def styles(labels: Iterable[tuple[str, str]]) -> dict[str, Style]:
             found[label] = Style(COLOWN[place], dash=(2 * lap) % DASHES, marker=marker)
             others += 1
     return found
+
+
+def comparable(
+    shown: Sequence[Shown], key: Callable[[dict[str, Any]], Any]
+) -> tuple[list[Shown], list[Entry]]:
+    """Those of which ``key`` makes what it makes of most (see `alike`), and the others."""
+    kept, left = alike((one.entry for one in shown), key)
+    labels = {entry.label for entry in kept}
+    return [one for one in shown if one.entry.label in labels], left
 
 
 def dig(record: Any, *keys: str) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bestta.reports.comparable import other_images, source_images, thinned
 from bestta.reports.correlation import (
     NAMES,
     Correlation,
@@ -21,6 +22,7 @@ from bestta.reports.figures import (
     SMALL,
     Figure,
     Shown,
+    comparable,
     dig,
     draw_line,
     for_screen_and_phone,
@@ -88,6 +90,7 @@ def traces(shown: Sequence[Shown]) -> Figure | None:
     if any(len(one.records) > 1 for one in shown):
         caption += " Of several seeds the first is shown."
     kept = [one for one in shown if one in drawn]
+    caption = " ".join([caption, *thinned(one.entry for one in kept)])
     return Figure("traces", "Losses and γ", legend(kept) + panels(parts), caption)
 
 
@@ -174,6 +177,7 @@ def correlation_plots(shown: Sequence[Shown]) -> Figure | None:
                 f" {share:.0%} of {one.label}'s target similarities lie above 0.9, which leaves "
                 "little to correlate with."
             )
+    caption = " ".join([caption, *thinned(one.entry for one in asked)])
     return Figure("correlations", "What goes with a good prediction", "".join(parts), caption)
 
 
@@ -242,7 +246,7 @@ def _folded(summary: str, body: str, *, unfolded: bool, alone: bool) -> str:
 def distances(shown: Sequence[Shown]) -> Figure | None:
     """How far each method's embeddings are from the source's, condition by condition."""
     found = {one.label: _distances(one) for one in shown}
-    drawn = [one for one in shown if found[one.label]]
+    drawn, left = comparable([one for one in shown if found[one.label]], source_images)
     if not drawn:
         return None
     conditions = list(dict.fromkeys(name for one in drawn for name in found[one.label]))
@@ -289,6 +293,7 @@ def distances(shown: Sequence[Shown]) -> Figure | None:
         "adaptation, the marker what the method made of it. At 0 the means agree; a method that "
         "moves away from 0 makes things worse."
     )
+    caption += f" {other_images(left)}" if left else ""
     body = legend(drawn) + for_screen_and_phone(draw)
     return Figure("distances", "Distance of the embeddings", body, caption)
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from bestta.reports.comparable import is_looked_at, machine_of, other_images, source_images
 from bestta.reports.figures import (
     Figure,
     Shown,
+    comparable,
     dig,
     draw_line,
     for_screen_and_phone,
@@ -158,7 +160,8 @@ def _name_ends(
 
 def bubbles(shown: Sequence[Shown]) -> Figure | None:
     """The paper's first figure: score against time per image, with memory as area."""
-    timed = [one for one in shown if one.score is not None and _time(one) > 0]
+    scored = [one for one in shown if one.score is not None and _time(one) > 0]
+    timed, left = comparable(scored, lambda record: (machine_of(record), is_looked_at(record)))
     if not timed:
         return None
     over_model = all(one.mean("cost", "over_model_bytes") is not None for one in timed)
@@ -217,7 +220,15 @@ def bubbles(shown: Sequence[Shown]) -> Figure | None:
         f"The best place is {'at the top' if up else 'at the bottom'} on the left, with a small "
         "disc."
     )
-    untimed = [one.label for one in shown if one not in timed]
+    if is_looked_at(timed[0].first):
+        caption += " Times include looking at features, which the method does not need."
+    if left:
+        rows = "; ".join(f"{entry.label}, {_timed_how(entry.record)}" for entry in left)
+        caption += (
+            f" Left out, for their times do not compare with those of most "
+            f"({_timed_how(timed[0].first)}): {rows}."
+        )
+    untimed = [one.label for one in shown if one not in scored]
     if untimed:
         caption += f" Not shown, for want of a score or a time: {', '.join(untimed)}."
     return Figure("cost", "Accuracy against time and memory", for_screen_and_phone(draw), caption)
@@ -227,10 +238,17 @@ def _time(one: Shown) -> float:
     return one.mean("cost", "call_ms", "median") or 0.0
 
 
+def _timed_how(record: Mapping[str, Any]) -> str:
+    looked = ", features looked at" if is_looked_at(record) else ""
+    return f"{machine_of(record)}{looked}"
+
+
 def forgetting(shown: Sequence[Shown]) -> Figure | None:
     """The score on the source set before any adaptation and after each round."""
     curves: dict[str, dict[int, float]] = {}
-    for one in shown:
+    told = [one for one in shown if one.first.get("source_scores")]
+    compared, left = comparable(told, source_images)
+    for one in compared:
         per_seed = [_source_scores(record) for record in one.records]
         shared = sorted(set.intersection(*map(set, per_seed)))
         if len(shared) > 1:
@@ -276,14 +294,16 @@ def forgetting(shown: Sequence[Shown]) -> Figure | None:
     }
     worst = min(changes, key=lambda label: changes[label])
     caption = (
-        "What adapting costs at home: the adapted models on clear images of the source set, "
-        "without adapting to them. A level line forgets nothing. "
+        "What adapting costs at home. Clear images of the source set are each answered by what was "
+        "learned up to then; a method may adapt to that one image, and all of it is undone before "
+        "the stream goes on. A level line forgets nothing. "
     )
     caption += (
         f"{worst} loses most, {-changes[worst]:.1f} percentage points."
         if changes[worst] < -0.05
         else "No method loses anything to speak of."
     )
+    caption += f" {other_images(left)}" if left else ""
     body = for_screen_and_phone(draw) + legend(drawn, "narrow")
     return Figure("forgetting", "Forgetting", body, caption)
 
@@ -340,7 +360,7 @@ def _study_line(scored: Sequence[Shown], key: str, numbers: Sequence[float]) -> 
 
 
 def _study_dots(scored: Sequence[Shown]) -> Figure:
-    names = [row_name(one) for one in scored]
+    names = list(row_names(scored).values())
     best = _best(scored)
 
     def draw(width: float) -> str:
@@ -388,8 +408,19 @@ def _rounds(one: Shown) -> list[float]:
     return found if len(found) > 1 else []
 
 
-def row_name(one: Shown) -> str:
-    """The row's letter and what is on in it."""
+def row_names(shown: Sequence[Shown]) -> dict[str, str]:
+    """What the rows of a study are called, by label: the letter, and what is on in each.
+
+    A number that varies says enough; where several rows have it, the label comes before it.
+    """
+    names = [_row_name(one) for one in shown]
+    return {
+        one.label: f"{one.label}, {name}" if names.count(name) > 1 and name != one.label else name
+        for one, name in zip(shown, names, strict=True)
+    }
+
+
+def _row_name(one: Shown) -> str:
     letter = str(one.entry.study.get("row") or "")
     marks = _marks(one)
     if len(marks) == 1:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bestta.reports.comparable import is_looked_at
 from bestta.reports.figures import PLAIN, Shown, megabytes, metric_of, milliseconds
-from bestta.reports.figures_scores import row_name
+from bestta.reports.figures_scores import row_names
 from bestta.reports.records import ordinal
 
 TENTH = 0.05
@@ -15,10 +16,9 @@ TENTH = 0.05
 def headline(shown: Sequence[Shown]) -> list[str]:
     """Sentences, the most important first: who is best, by how much, at what cost, for how long."""
     metric, up = metric_of(shown)
-    scored = [one for one in shown if one.score is not None]
+    scored = _best_first(shown)
     if not scored:
         return [f"No method has a {metric} here: no block could be scored."]
-    scored.sort(key=lambda one: (one.score or 0.0) * (-1 if up else 1))
     if len(scored) == 1:
         (one,) = scored
         said = [
@@ -39,21 +39,28 @@ def headline(shown: Sequence[Shown]) -> list[str]:
 def study_headline(shown: Sequence[Shown]) -> list[str]:
     """The same for the rows of a study: which is best, and how much the rows matter."""
     metric, up = metric_of(shown)
-    scored = [one for one in shown if one.score is not None]
+    scored = _best_first(shown)
     if not scored:
         return [f"No row has a {metric} here: no block could be scored."]
-    scored.sort(key=lambda one: (one.score or 0.0) * (-1 if up else 1))
+    called = row_names(scored)
     best, last = scored[0], scored[-1]
     if best is last:
-        return [f"One row has been run: {row_name(best)}, {best.score:.1f} % mean {metric}."]
+        return [f"One row has been run: {called[best.label]}, {best.score:.1f} % mean {metric}."]
     tied = [one for one in scored if _gap(one, best, up) < TENTH]
-    names = _listed([row_name(one) for one in tied])
+    names = _listed([called[one.label] for one in tied])
     return [
         f"Best of {len(scored)} rows: {names}, with {best.score:.1f} % mean {metric}. "
-        f"The last, {row_name(last)}, has {last.score:.1f} %: the choice is worth "
+        f"The last, {called[last.label]}, has {last.score:.1f} %: the choice is worth "
         f"{_gap(last, best, up):.1f} points here.",
         *_doubt(scored, up),
     ]
+
+
+def _best_first(shown: Sequence[Shown]) -> list[Shown]:
+    """Those that have a score, in the metric's order."""
+    _, up = metric_of(shown)
+    scored = [one for one in shown if one.score is not None]
+    return sorted(scored, key=lambda one: (one.score or 0.0) * (-1 if up else 1))
 
 
 def _gap(one: Shown, other: Shown, up: bool) -> float:
@@ -141,6 +148,7 @@ def _cost(one: Shown, source: Shown | None) -> list[str]:
     if time is None:
         return []
     said = f"With {one.label} an image takes {milliseconds(time)} (median)"
+    said += ", looking at features included" if is_looked_at(one.first) else ""
     # Within its own run: processes that ran at other times had other neighbours.
     plain = one.mean("cost", "predict_ms", "median")
     ratio = one.mean("cost", "ratio") or (time / plain if plain else None)
@@ -189,8 +197,9 @@ def _doubt(scored: Sequence[Shown], up: bool) -> list[str]:
     if not known:
         return ["All were run with one seed: small differences may be chance."]
     if _gap(second, best, up) < max(known):
+        called = row_names(scored)[second.label]
         return [
-            f"The lead over the second ({row_name(second)}) is smaller than the spread over seeds "
+            f"The lead over the second ({called}) is smaller than the spread over seeds "
             f"(± {max(known):.1f} points): it may be chance."
         ]
     return []

@@ -19,14 +19,18 @@ from typing import Any
 from urllib.parse import quote
 
 from bestta.reports import figures_inside, figures_scores, pictures
+from bestta.reports.comparable import machine_of
 from bestta.reports.figures import Figure, Shown, megabytes, styles
 from bestta.reports.headline import headline, study_headline
-from bestta.reports.records import Group, groups, read_records, size_text
+from bestta.reports.records import Group, groups, ordinal, read_records, size_text
 from bestta.reports.svg import Style, escape
 from bestta.reports.table import Cell, Column, Row, Table
 from bestta.reports.tables import tables, tables_of
 
 TITLE = "Test-time adaptation, measured"
+MOST_VARIANTS = 8
+"""Variants of one method that can be told apart where each is a line."""
+
 FORMATS = (("md", "Markdown"), ("csv", "CSV"), ("tex", "LaTeX"))
 
 
@@ -61,7 +65,10 @@ def write_report(
 
 
 def _write(path: Path, text: str) -> None:
-    """Write ``text`` in one move: whoever looks finds the old file or the new one."""
+    """Write ``text`` in one move: whoever looks finds the old file or the new one.
+
+    Nothing is forced to disk: what a power cut takes can be made again from the records.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -97,7 +104,7 @@ def _written(table: Table, ending: str) -> str:
 
 def render(found: Sequence[Group], *, title: str | None = None) -> str:
     """The page of these groups, as HTML."""
-    looks = styles((entry.label, entry.method) for group in found for entry in group.entries)
+    looks = _looks(found)
     counter = _Counter()
     sections = [_section(group, n, looks, counter) for n, group in enumerate(found)]
     own = {table.name for group in found for table in tables_of(group)}
@@ -123,6 +130,16 @@ def render(found: Sequence[Group], *, title: str | None = None) -> str:
         f"</header>\n<main>{''.join(sections)}</main>\n"
         f"<footer>{_versions(found)}</footer>"
         f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _looks(found: Sequence[Group]) -> dict[str, Style]:
+    """A style for each label of the page; the strong one is not for a variant in an ablation."""
+    first = sorted(found, key=lambda group: group.is_ablation)
+    return styles(
+        (entry.label, "" if group.is_ablation else entry.method)
+        for group in first
+        for entry in group.entries
     )
 
 
@@ -208,20 +225,24 @@ def _short_title(table: Table, group: Group) -> str:
 
 def _figures(group: Group, shown: Sequence[Shown]) -> list[Figure]:
     """The figures that the records of a group have the data for, in the order of the page."""
-    if group.study:
-        made = [figures_scores.study(shown)]
+    # A line, a disc or a row of pictures each: too many variants of one method look alike.
+    if group.is_ablation and len(shown) > MOST_VARIANTS:
+        made = [figures_scores.study(shown), figures_scores.forgetting(shown)]
     else:
         made = [
+            figures_scores.study(shown) if group.study else None,
             figures_scores.over_time(shown),
             figures_scores.bubbles(shown),
             pictures.conditions_grid(shown),
             pictures.worst_frames(shown),
             figures_scores.forgetting(shown),
             figures_inside.traces(shown),
-            figures_inside.correlation_plots(shown),
-            figures_inside.distances(shown),
-            figures_inside.embeddings(shown),
         ]
+    made += [
+        figures_inside.correlation_plots(shown),
+        figures_inside.distances(shown),
+        figures_inside.embeddings(shown),
+    ]
     return [figure for figure in made if figure is not None]
 
 
@@ -246,7 +267,10 @@ def _facts(group: Group) -> str:
         ("data", stream.get("set")),
         ("size", size_text(stream.get("size"))),
         ("blocks", len(group.blocks)),
-        ("frames", f"{frames} (every {every}. of each block)" if every > 1 else frames),
+        (
+            "frames",
+            f"{frames} (every {ordinal(every)} frame of each block)" if every > 1 else frames,
+        ),
         ("at a time", "one image" if batch == 1 else f"{batch} images"),
         ("severity", stream.get("severity")),
         ("precision", stream.get("precision")),
@@ -357,7 +381,6 @@ def _provenance(shown: Sequence[Shown]) -> str:
         for loaded in one.entry.records:
             record = loaded.record
             about, cost = record["provenance"], record["cost"]
-            machine = about.get("machine") or {}
             events = record.get("events") or {}
             cells = [
                 str(record["seed"]),
@@ -369,16 +392,7 @@ def _provenance(shown: Sequence[Shown]) -> str:
                         *_pairs(about.get("versions")),
                     )
                 ),
-                ", ".join(
-                    str(part)
-                    for part in (
-                        machine.get("cpu") or machine.get("processor"),
-                        f"{machine['cores']} cores" if machine.get("cores") else None,
-                        f"{machine['threads']} threads" if machine.get("threads") else None,
-                        machine.get("gpu"),
-                    )
-                    if part
-                ),
+                machine_of(record),
                 " to ".join(f"{v:.2g}" for v in cost.get("load") or () if v is not None) or "–",
                 str(cost.get("finished") or "–"),
                 _duration(cost),
@@ -439,6 +453,7 @@ def _settings(record: Mapping[str, Any]) -> str:
         "settings": record.get("settings"),
         "config": record.get("config"),
         "stream": record.get("stream"),
+        "source_set": record.get("source_set"),
         "events": record.get("events"),
         "skipped": record.get("skipped"),
     }

@@ -92,6 +92,7 @@ def conditions_grid(shown: Sequence[Shown]) -> Figure | None:
     rows = [_row("image", [_cell(leaders[n], "image", f"{n}: image") for n in names])]
     if any(entry.get("truth") or entry.get("label") for _, entry in leaders.values()):
         rows.append(_row("truth", [_cell(leaders[n], "truth", f"{n}: truth") for n in names]))
+    rivals = not all(one.entry.highlighted for one in shown)
     for one in shown:
         cells = []
         for name in names:
@@ -101,7 +102,7 @@ def conditions_grid(shown: Sequence[Shown]) -> Figure | None:
                 cells.append('<span class="missing">not recorded</span>')
             else:
                 cells.append(_cell(own, "prediction", f"{name}: {one.label}"))
-        rows.append(_row(one.label, cells, ours=one.entry.highlighted))
+        rows.append(_row(one.label, cells, ours=one.entry.highlighted and rivals))
     body = _grid(head, rows, "predictions by condition", shown) + _class_colours(shown)
     if not any("<img" in row for row in rows):
         return Figure("pictures", HEADING, LOST, "One frame of each condition, by method.")

@@ -225,6 +225,18 @@ class Group:
         """The model left alone, if it was run."""
         return next((entry for entry in self.entries if entry.method == "source"), None)
 
+    @property
+    def is_ablation(self) -> bool:
+        """Whether its entries are variants of one method; a study may be of methods, too."""
+        told_apart = len(self.entries) > 1 or any(map(self.entries[0].study.get, ("row", "marks")))
+        return bool(self.study and told_apart and len({e.method for e in self.entries}) == 1)
+
+    def label_of(self, entry: Entry) -> str:
+        """What a row is called: by its letter in a study, if it has one and no other has it."""
+        row = entry.study.get("row")
+        alone = sum(other.study.get("row") == row for other in self.entries) == 1
+        return str(row) if row and alone else entry.label
+
 
 # --- reading --------------------------------------------------------------------------------
 
@@ -358,11 +370,11 @@ def entries_of(records: Iterable[Loaded]) -> tuple[list[Entry], list[str]]:
     Returns:
         The entries, and notes on runs that were left out.
     """
-    alike: dict[Any, dict[int, Loaded]] = {}
+    runs_by: dict[Any, dict[int, Loaded]] = {}
     notes = []
     for loaded in records:
         record = loaded.record
-        seeds = alike.setdefault(_entry_of(record), {})
+        seeds = runs_by.setdefault(_entry_of(record), {})
         if (other := seeds.get(record["seed"])) is not None:
             loaded, left = sorted((other, loaded), key=_finished, reverse=True)
             notes.append(
@@ -371,7 +383,7 @@ def entries_of(records: Iterable[Loaded]) -> tuple[list[Entry], list[str]]:
             )
         seeds[record["seed"]] = loaded
     entries = []
-    for seeds in alike.values():
+    for seeds in runs_by.values():
         runs = tuple(seeds[seed] for seed in sorted(seeds))
         first = runs[0].record
         entries.append(
@@ -408,19 +420,25 @@ def _entry_of(record: Mapping[str, Any]) -> tuple[str, ...]:
     """What two records of a group must have in common to be one row."""
     settings = {k: v for k, v in record["settings"].items() if k != "seed"}
     study = record.get("study") or {}
-    about = (settings, study.get("row"), study.get("marks"))
+    about = (settings, study.get("row"), study.get("marks"), _preparation(record))
     return (record["method"], record["label"], json.dumps(about, sort_keys=True, default=str))
+
+
+def _preparation(record: Mapping[str, Any]) -> Any:
+    """How a method learned from source images beforehand; None if it did not, or does not say."""
+    method = (record.get("config") or {}).get("method")
+    return method.get("prepare") if isinstance(method, Mapping) else None
 
 
 def place(entry: Entry) -> tuple[Any, ...]:
     """Where an entry stands among the others of its group."""
-    if entry.study:
-        marks = entry.study.get("marks") or {}
-        numbers = [float(m) for m in marks.values() if isinstance(m, int | float)]
-        return (0, _natural(str(entry.study.get("row") or "")), numbers)
     if entry.method == OWN:
-        return (2, len(ORDER))
-    return (1, ORDER.index(entry.method) if entry.method in ORDER else len(ORDER))
+        method = len(ORDER) + 1
+    else:
+        method = ORDER.index(entry.method) if entry.method in ORDER else len(ORDER)
+    marks = entry.study.get("marks") or {}
+    numbers = [float(m) for m in marks.values() if isinstance(m, int | float)]
+    return (_natural(str(entry.study.get("row") or "")), numbers, method)
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -446,7 +464,10 @@ def _distinct(entries: Sequence[Entry]) -> list[Entry]:
 
 def _differences(entries: Sequence[Entry]) -> list[str]:
     """What tells entries of one label apart, in words for each."""
-    settings = [_flat(entry.record["settings"]) for entry in entries]
+    settings = [
+        _flat(entry.record["settings"]) | _flat({"prepare": _preparation(entry.record) or {}})
+        for entry in entries
+    ]
     names = [
         name
         for name in dict.fromkeys(name for each in settings for name in each)
