@@ -1,4 +1,4 @@
-"""The method in a plain loop, in about a minute: a network meets weather it has never seen.
+"""The method in a plain loop, in half a minute: a network meets weather it has never seen.
 
     python examples/drive.py
 
@@ -22,7 +22,7 @@ from bestta.metrics import MeanIoU
 
 SIZE = (256, 128)
 CLASSES = 19
-FRAMES = 30  # per weather
+FRAMES = 12  # per weather
 SEVERITY = 3
 PICTURE = "drive.png"
 

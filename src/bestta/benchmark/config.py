@@ -413,7 +413,7 @@ def built(cls: type[Built], values: Any, where: str) -> Built:
     Source(set=None, split='val', images=5)
     >>> built(Source, {"spilt": "val"}, "example")
     Traceback (most recent call last):
-    ValueError: example: no key is called 'spilt'. Did you mean 'split'? There are: set, split, ...
+    ValueError: example: no key is called 'spilt'. Did you mean 'split'? There are: set, split, images.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}: expected keys and values, got {values!r:.60}.")
