@@ -786,3 +786,15 @@ def test_labels_of_discs_cover_neither_discs_nor_each_other():
         assert box[2] <= 400
         assert all(svg.overlap(box, other) == 0 for other in boxes[n + 1 :])
         assert all(svg.overlap(box, (x - r, y - r, x + r, y + r)) == 0 for x, y, r in discs)
+
+
+def test_bins_that_nobody_has_are_not_drawn():
+    assert figures_inside._occupied([[0, 0, 3, 1, 0], [0, 2, 0, 0, 0], []]) == (1, 3)
+    assert figures_inside._occupied([[0, 0], []]) == (0, 0)
+
+
+def test_heights_of_histograms_are_square_roots():
+    one = figures_inside._histogram([[1, 9], [], []], "label", "hint")
+    (path,) = [a["d"] for a in Page(one).all("path") if "histogram" in (a.get("class") or "")]
+    low, high = (54 - float(v) for v in re.findall(r"V([0-9.]+)", path)[:2])
+    assert high == pytest.approx(3 * low, rel=0.02)  # nine times as many

@@ -350,7 +350,8 @@ def embeddings(shown: Sequence[Shown]) -> Figure | None:
         f"Values of single channels at {layer}; the channels were chosen by the source alone, "
         "spread from quiet to lively. Adapting well moves the solid outline from the dashed one "
         "onto the grey ground; an outline that shrinks to a spike has collapsed. "
-        "The ends take what lies beyond them. Hover for the range of values."
+        "Heights are square roots, and the ends take what lies beyond them. Hover for the range of "
+        "values."
     )
     body = key + "".join(parts)
     return Figure("embeddings", "Distributions of the embeddings", body, caption)
@@ -370,7 +371,10 @@ def _histogram_grid(one: Shown) -> str:
                 _nth((found.get("target") or {}).get(name), n),
                 _nth((found.get("adapted") or {}).get(name), n),
             ]
-            span = _nth(edges, n)
+            # Behind a ReLU half of the bins are empty: what nobody has is not drawn.
+            first, last = _occupied(counts)
+            counts = [each[first : last + 1] for each in counts]
+            span = _nth(edges, n)[first : last + 2]
             label = f"{one.label}, {name}, channel {channel}: source, target and adapted"
             ends = f"{name}, channel {channel}"
             if len(span) > 1:
@@ -388,16 +392,25 @@ def _histogram_grid(one: Shown) -> str:
     )
 
 
+def _occupied(counts: Iterable[Sequence[float]]) -> tuple[int, int]:
+    """The first and the last bin that any of the histograms has something in."""
+    filled = [n for each in counts for n, count in enumerate(each) if count]
+    return (min(filled), max(filled)) if filled else (0, 0)
+
+
 def _nth(lists: Any, n: int) -> list[float]:
     return list(lists[n]) if lists and n < len(lists) and lists[n] else []
 
 
 def _histogram(counts: Iterable[Sequence[float]], label: str, hint: str) -> str:
-    """Three outlines on one ground, each of area one, so that numbers of images do not matter."""
+    """Three outlines on one ground, of shares, so that numbers of images do not matter.
+
+    Heights are square roots: a channel that is mostly silent is one spike otherwise.
+    """
     canvas = Canvas(120.0, 56.0)
-    shares = [[c / (sum(each) or 1) for c in each] for each in counts]
+    shares = [[math.sqrt(c / (sum(each) or 1)) for c in each] for each in counts]
     # The source sets the height, so that a spike is cut off and not the others flattened.
-    most = max(shares[0], default=0.0) * 1.6 or max(
+    most = max(shares[0], default=0.0) * 1.25 or max(
         (max(s, default=0.0) for s in shares), default=0
     )
     for each, name in zip(shares, ("source", "target", "adapted"), strict=True):
