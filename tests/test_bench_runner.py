@@ -988,3 +988,50 @@ def test_long_traces_are_thinned_evenly_and_say_so(tmp_path, monkeypatch):
     assert len(record["frames"]["score"]) == 8
     whole = played(run_of("bestta", images=4, similarities=True), tmp_path)
     assert (whole["traced_every"], len(whole["traces"]["step"])) == (1, 8)
+
+
+# --- stopped while it looks at source images ------------------------------------------------
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3, 4, 5])
+def test_a_run_stopped_while_it_looks_at_source_images_goes_on_as_one_that_was_not(looks, tmp_path):
+    """Three looks of two images: before the stream, and after each of two rounds."""
+    source = Source(split="val", images=2)
+    run = run_of("tent", rounds=2, images=1, source=source, forgetting=True)
+    whole = played(run, tmp_path / "whole")
+    seen = []
+
+    def note(text):
+        if text.startswith("looking"):
+            seen.append(text)
+
+    with pytest.raises(Stopped):
+        played(run, tmp_path / "parts", note=note, stopping=lambda: len(seen) == looks)
+    assert len(seen) == looks
+    assert lasting(played(run, tmp_path / "parts")) == lasting(whole)
+    assert [entry["round"] for entry in whole["source_scores"]] == [0, 1, 2]
+
+
+def test_a_resumed_run_says_where_it_goes_on(tmp_path):
+    said = []
+    with pytest.raises(Stopped):
+        played(run_of("source"), tmp_path, stopping=lambda: True)
+    played(run_of("source"), tmp_path, note=said.append)
+    assert said[0] == "going on at frame 1 of 4"
+
+
+def test_an_edited_plugin_leaves_other_methods_records_alone(tmp_path):
+    path = tmp_path / "drawing.py"
+    path.write_text(DRAWING)
+    import_file(str(path))
+    try:
+        run = run_of("source", run={"plugins": (str(path),)})
+        assert name_of(run) == name_of(run_of("source"))
+    finally:
+        registry._methods.pop("drawing")
+
+
+def test_a_method_that_never_stepped_has_trained_nothing(tmp_path):
+    still = played(run_of(read_method("bestta", lr=0.0)), tmp_path)
+    assert still["parameters"]["trained"] == 0
+    assert played(run_of("bestta"), tmp_path)["parameters"]["trained"] > 0

@@ -59,6 +59,9 @@ class Heard:
     def ended(self, job):
         self.events.append((job.run.method.method, "ended", job.state))
 
+    def stopping(self):
+        self.events.append(("all", "stopping"))
+
 
 def states(jobs):
     return [job.state for job in jobs]

@@ -165,6 +165,24 @@ def test_three_pictures_stand_side_by_side_to_compare(run, photos):
     assert list(reversed(sheet.shape[:2])) == record()["photos"][0]["compare_size"]
 
 
+def test_captions_name_the_three_pictures_and_not_the_file(run, photos, monkeypatch):
+    captions = []
+    grid = cli_adapt.grid
+
+    def watched(*arguments, **options):
+        captions.append(options["captions"])
+        return grid(*arguments, **options)
+
+    monkeypatch.setattr(cli_adapt, "grid", watched)
+    run(*QUICK, "--count", 1)
+    assert captions == [[["photo", "left alone", "adapted"]]]
+    # White between the captions, which lie beneath pictures of 512×256 with gaps of 4 pixels.
+    foot = np.asarray(Image.open("adapted/compare/1.jpg").convert("L"))[268:]
+    for x in (4, 520, 1036):
+        assert foot[:, x : x + 256].min() < 100, "there is a caption"
+        assert foot[:, x + 256 : x + 512].min() > 240, "it keeps to its half"
+
+
 @pytest.mark.parametrize(
     ("name", "picture", "size"),
     [
@@ -276,10 +294,20 @@ def test_every_link_of_the_page_leads_to_a_file_beside_it_whatever_its_name(run)
         assert Path("adapted", unquote(link)).is_file(), link
     # compare twice (picture and link), overlay and class ids, of both; and the record.
     assert len(links) == 2 * 4 + 1
-    assert [image["loading"] for image in page.images] == ["lazy"] * 2
     for name in names:
         assert name in page.words
     assert "b" not in page.tags[page.tags.index("article") + 1 :][:2], "the name is no markup"
+
+
+def test_only_pictures_far_down_the_page_wait_until_one_scrolls_to_them(run, photos, monkeypatch):
+    run(*QUICK)
+    page = Page(Path("adapted/index.html").read_text())
+    assert len(page.images) == 5
+    assert not any("loading" in image or "decoding" in image for image in page.images)
+    monkeypatch.setattr(cli_adapt, "AT_LOAD", 3)
+    run(*QUICK)
+    page = Page(Path("adapted/index.html").read_text())
+    assert [image.get("loading") for image in page.images] == [None] * 3 + ["lazy"] * 2
 
 
 def test_the_page_tells_for_each_photo_how_much_changed_and_names_every_class(run, photos):
@@ -383,7 +411,8 @@ def test_pictures_that_a_run_has_made_are_no_photos(run, photos):
         (("--set", "rhoo=1"), "Did you mean 'rho'"),
         (("--size", "big"), "--size is width x height"),
         (("--size", "16x512"), "sides of 32 to 4096 pixels"),
-        (("--state", "none.safetensors"), "no adapter state at none.safetensors"),
+        (("--state", "none.safetensors"), "no file none.safetensors to go on from"),
+        (("--state", "file"), "file is no adapter state"),
         (("--images", "nowhere"), "nowhere is no folder"),
         (("--images", "empty"), "no image in empty"),
         (("--out", "file"), "file is a file; --out names a folder"),
@@ -477,7 +506,38 @@ def test_photos_that_came_later_go_on_from_the_state_by_the_command_that_is_prin
     assert done.returncode == 0, done.stderr
     assert [entry["last"]["images_seen"] for entry in record()["photos"]] == [1, 2, 3, 4, 5]
     assert Path("adapted/predictions/1.png").stat().st_mtime_ns == before
-    assert run(*again).stdout.startswith("5 photos in adapted")
+    before = "3 photos done before, 2 new; started from adapted/state.safetensors.\n5 photos in"
+    assert done.stdout.startswith(before)
+    before = "5 photos done before, 0 new; started from adapted/state.safetensors.\n5 photos in"
+    assert run(*again).stdout.startswith(before)
+
+
+def test_it_ends_with_what_a_run_without_the_state_would_do(run, photos):
+    done = run(*QUICK)
+    assert "done before" not in done.stdout
+    assert "Started from" not in done.stdout
+    assert "When there are more photos in photos, this does the new ones only" in done.stdout
+    assert "Without --state, all are done again" in done.stdout
+
+
+def test_a_state_that_is_not_there_is_answered_with_the_command_of_a_first_run(run, photos):
+    words = (*QUICK, "--count", 1, "--out", "my own")
+    done = run(*words, "--state", "cam.safetensors")
+    assert done.returncode == 1
+    assert "A first run needs no --state; it writes my own/state.safetensors" in done.stderr
+    assert goes_on(done.stderr) == [str(word) for word in words]
+    assert run(*goes_on(done.stderr)).returncode == 0
+    assert Path("my own/state.safetensors").is_file()
+
+
+@pytest.mark.parametrize("state", ["cam.safetensors", "adapted"])
+def test_a_state_that_is_not_there_is_answered_with_the_one_that_is(run, photos, state):
+    run(*QUICK, "--count", 1)
+    done = run(*QUICK, f"--state={state}")
+    assert done.returncode == 1
+    assert "A first run" not in done.stderr, "it would begin anew"
+    assert "has written adapted/state.safetensors" in done.stderr
+    assert run(*goes_on(done.stderr)).stdout.startswith("1 photo done before, 4 new;")
 
 
 def test_a_state_begins_another_folder_with_what_was_learned(run, photos):
@@ -485,6 +545,8 @@ def test_a_state_begins_another_folder_with_what_was_learned(run, photos):
     done = run(*QUICK, "--count", 2, "--out", "other", "--state", "adapted/state.safetensors")
     assert done.returncode == 0, done.stderr
     assert [entry["last"]["images_seen"] for entry in record("other")["photos"]] == [4, 5]
+    started = "Started from adapted/state.safetensors, where 3 photos had been seen.\n2 photos in"
+    assert done.stdout.startswith(started)
 
 
 def test_without_a_state_a_run_begins_anew(run, photos):

@@ -29,13 +29,15 @@ def test_the_demo_ends_with_a_table_and_a_page(run, short, tmp_path):
     assert done.returncode == 0, done.stderr
     for method in ("Source", "BN Stats Adapt", "α-BN", "TENT-continual", "BESTTA"):
         assert f"\n{method}" in done.stdout
-    assert "Look at demo/report.html" in done.stdout
-    assert "<!doctype html>" in (tmp_path / "demo" / "report.html").read_text().lower()[:100]
+    assert "Look at demo/quick/report.html" in done.stdout
+    assert (
+        "<!doctype html>" in (tmp_path / "demo" / "quick" / "report.html").read_text().lower()[:100]
+    )
 
 
 def test_what_the_demo_prints_is_what_it_measured(run, short, tmp_path):
     done = run("demo", "--quick", "--jobs", 1)
-    for path in (tmp_path / "demo" / "quick").glob("*.json"):
+    for path in (tmp_path / "demo" / "quick" / "records").glob("*.json"):
         record = read(path)
         (line,) = [ln for ln in done.stdout.splitlines() if ln.startswith(record["label"] + " ")]
         assert f" {record['score']:.1f}" in line
@@ -43,7 +45,9 @@ def test_what_the_demo_prints_is_what_it_measured(run, short, tmp_path):
 
 def test_the_demo_measures_again_when_it_is_run_again(run, short, tmp_path):
     run("demo", "--quick", "--jobs", 1)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo/quick").glob("*.json")}
+    before = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "demo/quick/records").glob("*.json")
+    }
     run("demo", "--quick", "--jobs", 1)
     assert before
     assert all(path.stat().st_mtime_ns > moment for path, moment in before.items())

@@ -120,6 +120,9 @@ class Listener(Silent):
     def ended(self, job: Job) -> None:
         self.events.append((job.name, job.state))
 
+    def stopping(self) -> None:
+        self.events.append(("all", "stopping"))
+
 
 def test_a_cluster_writes_the_records_that_one_machine_writes(protocol, address, local, tmp_path):
     jobs = jobs_of(config.runs(config.read_protocol(protocol)), tmp_path)

@@ -83,6 +83,7 @@ def _sweep(ray: Any, waiting: list[Job], out: Path, listener: Listener) -> None:
             if len(signals) > heeded:
                 heeded = len(signals)
                 ray.get(mailbox.stop.remote())
+                listener.stopping()
     if signals:
         raise KeyboardInterrupt
 

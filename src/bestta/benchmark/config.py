@@ -411,9 +411,9 @@ def built(cls: type[Built], values: Any, where: str) -> Built:
 
     >>> built(Source, {"split": "val", "images": 5}, "example")
     Source(set=None, split='val', images=5)
-    >>> built(Source, {"spilt": "val"}, "example")
+    >>> built(Source, {"spilt": "val"}, "example")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: example: no key is called 'spilt'. Did you mean 'split'? There are: set, split, images.
+    ValueError: example: no key is called 'spilt'. Did you mean 'split'? There are: set, split, ...
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}: expected keys and values, got {values!r:.60}.")

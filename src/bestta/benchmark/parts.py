@@ -25,6 +25,7 @@ from bestta.benchmark.subjects import (
     import_file,
     is_file,
     model_of,
+    module_name,
     profile_digest,
     profile_of,
     subject_of,
@@ -210,6 +211,7 @@ def decided(run: Run, stream: Stream) -> dict[str, Any]:
     known = method_class(run.method.method)
     config, protocol = run.resolved(), run.protocol
     config["protocol"].pop("published")  # stands beside the result
+    config.pop("plugins")  # only the one that has the method counts, and by what it says
     if protocol.recipe != "gradual":
         config["protocol"].pop("severities")
     source = source_images(run)
@@ -223,8 +225,15 @@ def decided(run: Run, stream: Stream) -> dict[str, Any]:
         "profile": profile_digest(protocol.model),
         "source": None if source is None else digest_of_names(source),
         "trained on": trained_on,
-        "plugins": [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in run.plugins],
+        "code": _own_code(run),
     }
+
+
+def _own_code(run: Run) -> str:
+    """A digest of the plugin that the method comes from; empty for the library's methods."""
+    home = method_class(run.method.method).__module__
+    texts = [Path(path).read_bytes() for path in run.plugins if module_name(path) == home]
+    return hashlib.sha256(texts[0]).hexdigest() if texts else ""
 
 
 def identity(run: Run, stream: Stream) -> str:

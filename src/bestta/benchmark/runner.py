@@ -121,7 +121,7 @@ def execute(
 
         if not record.exists():
             execution = Execution(run, out, stream, name, Checkpoints(work), asked, note)
-            execution.play(tell, asked)
+            execution.play(tell)
             note("measuring memory")
             cost = peak_memory(run, out) if measure_memory else _UNKNOWN_MEMORY
             execution.write(record, cost)
@@ -148,8 +148,9 @@ class Execution:
         note: Note = lambda text: None,
     ) -> None:
         self.run, self.stream, self.name, self.out = run, stream, name, out
-        self.checkpoints = checkpoints
+        self.checkpoints, self.stopping, self.note = checkpoints, stopping, note
         self.began = time.monotonic()
+        self.source_seconds: list[float] = []
         cv2.setNumThreads(run.threads)
         torch.manual_seed(run.seed)  # for methods that draw from it, though theirs is better
         self.parts = assemble(run, out, stopping, note)
@@ -158,13 +159,15 @@ class Execution:
         self.source = source_images(run)
         self.probe, self.similarities, self.histograms = self._instruments()
         self._resume()
+        if self.tally.position:
+            note(f"going on at frame {self.tally.position} of {len(stream)}")
         self.tally.sittings.append({"started": _now(), "load": _load()})
         self.commits = list(dict.fromkeys([*self.commits_before, provenance()["commit"]]))
         self.shown = self._to_show()
 
     # --- the stream -----------------------------------------------------------------------
 
-    def play(self, tell: Tell | None, stopping: Callable[[], bool]) -> None:
+    def play(self, tell: Tell | None) -> None:
         """Go through the frames that are left."""
         run, tally = self.run, self.tally
         began, done_before = self.began, tally.position
@@ -172,7 +175,9 @@ class Execution:
         warm = False
         if self.run.protocol.forgetting and not tally.source_scores:
             self._score_source(0)
-        playing = time.monotonic()  # what went before does not come again
+        playing = time.monotonic()
+        self.source_seconds = self.source_seconds[-1:]
+        before = sum(self.source_seconds)
         frames = self.stream.frames(tally.position, workers=run.workers)
         for batch in batches(frames, run.protocol.batch):
             block = batch[0].block
@@ -186,8 +191,10 @@ class Execution:
             self._step(batch, image)
             now = time.monotonic()
             if tell is not None:
-                tell(self._progress(block, now - playing, tally.position - done_before))
-            if stopping():
+                looked = sum(self.source_seconds) - before
+                seconds = now - playing - looked
+                tell(self._progress(block, seconds, tally.position - done_before))
+            if self.stopping():
                 self.save()
                 raise Stopped(f"{self.name}: stopped at frame {tally.position}.")
             if now - saved >= pause:
@@ -245,13 +252,15 @@ class Execution:
         tally = self.tally
         while len(tally.blocks) < before:
             block = self.stream.blocks[len(tally.blocks)]
-            tally.end_block(block)
             last_of_round = (
                 block.index + 1 == len(self.stream.blocks)
                 or self.stream.blocks[block.index + 1].round != block.round
             )
-            if last_of_round and self.run.protocol.forgetting:
+            looks = last_of_round and self.run.protocol.forgetting
+            if looks:
+                self.save()  # looking takes long, and may be stopped: the block is closed after it
                 self._score_source(block.round + 1)
+            tally.end_block(block)
 
     def _note_skipped(self) -> None:
         """Frames left out up to now; before each checkpoint, for no later part sees them."""
@@ -287,7 +296,12 @@ class Execution:
         """The source images, each answered by what was learned up to now; nothing is kept."""
         card = self.parts.card
         metric = metric_for(card.task, len(card.classes))
-        for sample in self.source or ():
+        started = time.monotonic()
+        count = len(self.source or ())
+        for number, sample in enumerate(self.source or (), 1):
+            if self.stopping():
+                raise Stopped(f"{self.name}: stopped at frame {self.tally.position}.")
+            self.note(f"looking at source images: {number} of {count}")
             if sample.label is None:
                 continue
             image = normalised(sample.image[None], card.normalise).to(self.adapter.device)
@@ -296,6 +310,7 @@ class Execution:
             label = torch.as_tensor(np.asarray(sample.label))[None].long()
             metric.add(_resized(logits, tuple(label.shape[1:])), label)
         self.tally.source_scores.append({"round": round_, "score": finite(metric.score())})
+        self.source_seconds.append(time.monotonic() - started)
 
     def _instruments(self) -> tuple[Probe | None, Similarities | None, Histograms | None]:
         protocol, profile = self.run.protocol, self.parts.profile
@@ -336,6 +351,8 @@ class Execution:
 
     def _progress(self, block: Block, seconds: float, done: int) -> Progress:
         each = seconds / max(1, done)
+        looks = self.stream.rounds - block.round if self.run.protocol.forgetting else 0
+        looking = float(np.mean(self.source_seconds)) if self.source_seconds else 0.0
         lately = self.tally.times["call"][-50:]
         return Progress(
             position=self.tally.position,
@@ -345,7 +362,7 @@ class Execution:
             rounds=self.stream.rounds,
             score=finite(self.tally.metric.score()),
             milliseconds=float(np.median(lately or [0.0])),
-            seconds_left=each * (len(self.stream) - self.tally.position),
+            seconds_left=each * (len(self.stream) - self.tally.position) + looks * looking,
         )
 
     # --- down, up, and out ----------------------------------------------------------------
@@ -418,7 +435,10 @@ class Execution:
             "config": run.resolved(),
             "settings": self.adapter.settings,
             "parameters": {
-                "trained": sum(p.numel() for p in self.adapter.trainable.values()),
+                # A method that never stepped has trained nothing, whatever it could have.
+                "trained": sum(p.numel() for p in self.adapter.trainable.values())
+                if tally.events["adapted"]
+                else 0,
                 "model": sum(p.numel() for p in self.parts.model.parameters()),
             },
             **tally.result(whole=run.protocol.similarities),

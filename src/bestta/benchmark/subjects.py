@@ -25,6 +25,7 @@ import hashlib
 import importlib.util
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -101,7 +102,17 @@ def profile_of(model: str) -> SourceProfile | None:
     if not is_file(model):
         return models.load_profile(model)
     profile = subject_of(model).profile
-    return SourceProfile.load(profile) if isinstance(profile, str | Path) else profile
+    if not isinstance(profile, str | Path):
+        return profile
+    beside = Path(model).parent / profile
+    for place in (Path(profile), beside):
+        if place.is_file():
+            return SourceProfile.load(place)
+    raise ValueError(
+        f"no source profile {profile}, neither here nor beside {model}. Make one: "
+        "bestta.SourceProfile.collect(model, images, layers=[…]).save(path); or leave it out for "
+        "methods that need none."
+    )
 
 
 def profile_digest(model: str) -> str:
@@ -148,7 +159,7 @@ def import_file(path: str) -> ModuleType:
     """A Python file as a module, once a process, whatever else has its name."""
     if not Path(path).is_file():
         raise ValueError(f"no file {path} to import.")
-    name = f"bestta_file_{Path(path).resolve().as_posix()}"
+    name = module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -157,7 +168,18 @@ def import_file(path: str) -> ModuleType:
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
-        raise
+        if not isinstance(error, Exception):
+            raise
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+        where = f", line {lines[-1]}" if lines else ""
+        raise ValueError(
+            f"{path}{where} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     return module
+
+
+def module_name(path: str) -> str:
+    """What a file is called among the modules."""
+    return f"bestta_file_{Path(path).resolve().as_posix()}"

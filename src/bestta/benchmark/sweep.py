@@ -80,6 +80,9 @@ class Listener(Protocol):
     def ended(self, job: Job) -> None:
         """``job`` is over; its state says how."""
 
+    def stopping(self) -> None:
+        """All of them were asked to stop."""
+
 
 class Silent:
     """Nobody looks."""
@@ -91,6 +94,9 @@ class Silent:
         """Nothing."""
 
     def ended(self, job: Job) -> None:
+        """Nothing."""
+
+    def stopping(self) -> None:
         """Nothing."""
 
 
@@ -137,6 +143,7 @@ def sweep(
             if len(signals) > heeded:
                 heeded = len(signals)
                 stop.flip(at_once=heeded > 1)
+                listener.stopping()
             while waiting and running < at_once and not heeded:
                 job = waiting.pop(0)
                 job.state = "running"

@@ -50,9 +50,14 @@ def work(text: str, out: Path, say: Say, stopping: Callable[[], bool]) -> int:
             told = now
             say({"at": asdict(at)})
 
+    doing = ""
+
     def note(text: str) -> None:
-        nonlocal told
-        if time.monotonic() - told >= APART:
+        nonlocal told, doing
+        begun, doing = doing, text.partition(":")[0]
+        if doing != begun:
+            say({"event": text})
+        elif time.monotonic() - told >= APART:
             told = time.monotonic()
             say({"note": text})
 

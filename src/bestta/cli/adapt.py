@@ -58,6 +58,10 @@ AT_ONCE = 2**23
 CELL = (512, 1024)
 """Largest width and height of one picture among those to compare."""
 
+AT_LOAD = 40
+"""Pictures that the page loads at once, some megabytes: those left for when one scrolls to them
+are blank in print and in screenshots."""
+
 
 def adapt(
     images: Annotated[Path, typer.Option(help="Folder of photos, taken in natural order.")],
@@ -75,7 +79,10 @@ def adapt(
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="Start from what a run learned; that of OUT goes on with its photos."),
+        typer.Option(
+            help="Go on from this file, which an earlier run wrote; with OUT/state.safetensors, "
+            "photos done before are passed over."
+        ),
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="The first so many photos.")] = None,
     precision: Annotated[
@@ -93,6 +100,8 @@ def adapt(
     given_size = _checked_size(size)
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"{out} is a file; --out names a folder.")
+    if state is not None and not state.is_file():
+        raise FileNotFoundError(_no_state(state, out))
     photos = _photos(images, out, count)
     card = models.card(model)
     adapter = _adapter(model, card, method, dict(map(parsed, setting or [])))
@@ -100,6 +109,7 @@ def adapt(
         typer.echo("This CPU has no bf16: --precision fp32 is faster.", err=True)
     if state is not None:
         adapter.load(state)
+    seen_before = adapter.images_seen
     out.mkdir(parents=True, exist_ok=True)
     with held(out):
         about = {
@@ -115,10 +125,13 @@ def adapt(
         }
         goes_on = state is not None and _same_file(state, out / STATE)
         done = _done(out, about) if goes_on else []
+        done_before = len(done)
         stopped = _run(
             adapter, card, photos, out, about, done, given_size, precision is PrecisionName.bf16
         )
-    _tell(photos, out, card, done, stopped)
+    if state is not None:
+        _tell_start(state, seen_before, done_before, len(done) - done_before)
+    _tell(images, photos, out, card, done, stopped)
     if stopped:
         raise typer.Exit(130)
 
@@ -187,6 +200,18 @@ def _checked_size(text: str | None) -> Size | None:
             "Predictions have the photo's own size whatever the model is given."
         )
     return size
+
+
+def _no_state(state: Path, out: Path) -> str:
+    """What is wrong with a state that is not there, and the command that does without it."""
+    words, written = _without(sys.argv[1:], "--state"), out / STATE
+    if written.is_file():
+        again = _command([*words, "--state", str(written)])
+        return f"no file {state} to go on from. A run in {out} has written {written}:\n  {again}"
+    return (
+        f"no file {state} to go on from. A first run needs no --state; it writes {written}, which "
+        f"later runs may go on from:\n  {_command(words)}"
+    )
 
 
 def _photos(images: Path, out: Path, count: int | None) -> ImageSet:
@@ -416,11 +441,10 @@ def _write_pictures(
     small = _shrunk(sample.image)
     maps = (resized_label(ids, _size_of(small)) for ids in (alone, adapted))
     cells = [small, *(np.asarray(_blended(small, colour(ids, classes), 0.75)) for ids in maps)]
-    changed = f"adapted ({_percent(entry['changed_percent'])} changed)"
     sheet = Image.fromarray(
         grid(
             [[_padded(cell) for cell in cells]],
-            captions=[[PurePosixPath(sample.name).name, "left alone", changed]],
+            captions=[["photo", "left alone", "adapted"]],
             cell_width=CELL[0],
         )
     )
@@ -472,8 +496,21 @@ def _write(
     write_whole(out / PAGE, _page(record).encode("utf-8", "replace"))
 
 
+def _tell_start(state: Path, seen_before: int, done_before: int, new: int) -> None:
+    """Say what a run with --state did not have to do or to learn again."""
+    if done_before:
+        _say(f"{_counted(done_before)} done before, {new} new; started from {state}.")
+    else:
+        _say(f"Started from {state}, where {_counted(seen_before)} had been seen.")
+
+
 def _tell(
-    photos: ImageSet, out: Path, card: models.Card, done: list[dict[str, Any]], stopped: bool
+    images: Path,
+    photos: ImageSet,
+    out: Path,
+    card: models.Card,
+    done: list[dict[str, Any]],
+    stopped: bool,
 ) -> None:
     """Say what there is now, and what to do with it."""
     if photos.skipped:
@@ -497,7 +534,11 @@ def _tell(
         _say(f"Next: open {out / PAGE} in a browser.")
         if not stopped:
             later = _command(_without(again, "--count"))
-            _say(f"More photos in that folder go on from here (without --state: anew):\n  {later}")
+            _say(
+                f"When there are more photos in {images}, this does the new ones only, with what "
+                f"has been learned so far:\n  {later}\n"
+                "Without --state, all are done again, by a model that has learned nothing yet."
+            )
         _say(f"Terms of {card.name}: {card.terms}")
 
 
@@ -574,7 +615,7 @@ def _page(record: Mapping[str, Any]) -> str:
 <ul class="legend" aria-label="Colours of the classes">{legend}</ul>
 </header>
 <main>
-{"".join(_article(photo, colours) for photo in photos)}
+{"".join(_article(photo, colours, i < AT_LOAD) for i, photo in enumerate(photos))}
 {skipped}
 </main>
 <footer>
@@ -591,13 +632,14 @@ Written {_text(made["measured"])}; the numbers are in <a href="{RECORD}">{RECORD
 """
 
 
-def _article(photo: Mapping[str, Any], colours: Mapping[str, str]) -> str:
+def _article(photo: Mapping[str, Any], colours: Mapping[str, str], at_load: bool) -> str:
     links = {name: _link(path) for name, path in _pictures(photo["stem"]).items()}
     last, shares, entropy = photo["last"], photo["shares_percent"], photo["entropy"]
     what = "learned from" if last["adapted"] else "not learned from"
     if last["reason"]:
         what += f": {last['reason']}"
     width, height = photo["compare_size"]
+    how = "" if at_load else ' loading="lazy" decoding="async"'
     alt = f"{photo['name']}: the photo, the model left alone, the model adapted"
     both = sorted(
         {*shares["alone"], *shares["adapted"]},
@@ -617,7 +659,7 @@ def _article(photo: Mapping[str, Any], colours: Mapping[str, str]) -> str:
 entropy {_nats(entropy["alone"])} alone, {_nats(entropy["adapted"])} adapted ·
 {photo["time_ms"]:.0f} ms</p>
 <a href="{links["compare"]}"><img src="{links["compare"]}" width="{width}"
-height="{height}" loading="lazy" decoding="async" alt="{_text(alt)}"></a>
+height="{height}"{how} alt="{_text(alt)}"></a>
 <div class="shares">{_bar("alone", shares["alone"], colours)}
 {_bar("adapted", shares["adapted"], colours)}</div>
 <details><summary>Shares of the classes</summary>

@@ -29,7 +29,8 @@ def demo(
 
     protocol = config.read_protocol("streets-quick" if quick else "streets-continual")
     runs = config.runs(protocol)
-    place = out / ("quick" if quick else "streets-continual")
+    folder = out / "quick" if quick else out
+    place = folder / "records"
     card = models.card(protocol.model)
     # The costliest first, or one core waits for it in the end.
     runs.sort(key=lambda run: run.method.method != "cotta")
@@ -44,7 +45,7 @@ def demo(
     measured_before = all(job.state == "recorded before" for job in found)
     finished = run_all(runs, place, jobs=jobs or min(2, os.cpu_count() or 1), again=measured_before)
     show_summary(place, [job.name for job in finished])
-    page = write_report([place], out, title="Streets in the weather: the demo of bestta")[0]
+    page = write_report([place], folder, title="Streets in the weather: the demo of bestta")[0]
     typer.echo(
         f"\nLook at {page}: the same as a page, with curves, costs and pictures.\n"
         "Next: bestta adapt --images FOLDER      your own street photos\n"

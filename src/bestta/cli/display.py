@@ -65,15 +65,15 @@ class Display:
         """How far it is."""
         if "warning" in what:
             self.put(f"{title(job)}: warning: {what['warning']}")
-        if not what.keys() & {"at", "note"}:
+        if not what.keys() & {"at", "note", "event"}:
             return
         at = what.get("at")
-        text = what["note"] if at is None else describe(at)
+        text = what.get("note", what.get("event")) if at is None else describe(at)
         if self.console.is_terminal:
             if job.name in self.lines:
                 done = {} if at is None else {"completed": at["position"]}
                 self.bars.update(self.lines[job.name], at=text, **done)
-        elif time.monotonic() - self.told[job.name] >= EVERY_SECONDS:
+        elif "event" in what or time.monotonic() - self.told[job.name] >= EVERY_SECONDS:
             self.told[job.name] = time.monotonic()
             how_far = "" if at is None else f"{at['position']}/{at['total']} "
             self.put(f"{title(job)}: {how_far}{text}")
@@ -85,6 +85,10 @@ class Display:
         self.over += 1
         how = job.state if job.state == "recorded" else f"{job.state}: {job.reason}"
         self.put(f"[{self.over}/{self.total}] {title(job):<{self.width}} {how}")
+
+    def stopping(self) -> None:
+        """Say that it was heard."""
+        self.put("Stopping after the images under way, with checkpoints; again to stop at once.")
 
     def put(self, text: str) -> None:
         """A line that stays."""
