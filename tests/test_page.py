@@ -23,8 +23,8 @@ from PIL import Image
 from bestta.reports import figures_inside, figures_scores, svg
 from bestta.reports.figures import Shown, styles
 from bestta.reports.headline import headline, study_headline
-from bestta.reports.page import _looks, write_report
-from bestta.reports.pictures import data_uri
+from bestta.reports.page import _looks, table_html, write_report
+from bestta.reports.pictures import conditions_grid, data_uri
 from bestta.reports.records import Loaded, groups, read_records
 from bestta.reports.tables import tables
 from fakes import fake_pictures, fake_record, older
@@ -370,7 +370,7 @@ def test_a_study_is_shown_as_its_rows_and_then_as_everything_else_is(tmp_path):
     page = written(tmp_path, *sweep(3), pictures=True)
     assert page.all("figure")[0]["class"] == "study"
     assert page.figures == full_figures() | {"study"}
-    assert "Best of 3 rows: ρ = 1.0, with 42.0 % mean mIoU" in page.words
+    assert "Best of 3 rows: ρ = 1.0, with 42.0\u00a0% mean mIoU" in page.words
 
 
 def test_the_strong_line_is_our_method_and_no_variant_of_it(tmp_path):
@@ -384,6 +384,79 @@ def test_the_strong_line_is_our_method_and_no_variant_of_it(tmp_path):
     assert all(
         a.get("class") != "ours" for a in written(tmp_path, *sweep(3), pictures=True).all("tr")
     )
+
+
+def variants() -> list[dict[str, Any]]:
+    """Our method between two variants of it."""
+    made = [fake_record("source")]
+    for n, label in enumerate(("BESTTA small", "BESTTA", "BESTTA wide")):
+        made.append(fake_record("bestta", label=label, settings={"n": n}, id=f"variant-{n}"))
+    return made
+
+
+def test_of_several_variants_the_plain_one_is_strong_and_the_others_are_not(tmp_path):
+    def strong(*records: dict[str, Any]) -> list[str]:
+        looks = _looks(groups([Loaded(Path("x.json"), record) for record in records]))
+        return [label for label, style in looks.items() if style.strong]
+
+    source, small, plain, wide = variants()
+    assert strong(source, small, plain, wide) == ["BESTTA"]
+    assert strong(source, small, wide) == ["BESTTA wide"]
+    written(tmp_path, source, small, plain, wide)
+    text = (tmp_path / "out" / "report.html").read_text()
+    ours = re.findall(r"<tr class=.ours.><th[^>]*>(.*?)<", text)
+    assert set(ours) == {"BESTTA"}
+    opened = re.findall(r"<details open><summary>(.*?)<", text)
+    assert set(opened) == {"BESTTA"}
+
+
+def test_a_mean_behind_many_columns_comes_before_them_on_the_page_alone():
+    def headings(blocks: int) -> list[str]:
+        names = tuple(f"c{chr(97 + n)}" for n in range(blocks))
+        (group,) = groups(
+            [Loaded(Path("x.json"), fake_record(m, rounds=1, conditions=names)) for m in ("tent",)]
+        )
+        table = tables([group])[0]
+        assert [c.title for c in table.columns][3:5] == ["ca", "cb"]
+        html = table_html(table)
+        return re.findall(r'<th scope="col" class="number"[^>]*>(.*?)</th>', html)
+
+    assert headings(12)[3:5] == ["ca", "cb"]
+    assert headings(13)[3:6] == ["Mean", "ca", "cb"]
+
+
+def test_a_trace_of_one_value_is_a_dot_beside_lines_and_no_plot_alone():
+    def only(method: str, values: list[float | None]) -> dict[str, Any]:
+        return fake_record(method, traces={"step": [0, 1, 2], "cross_entropy": values})
+
+    assert figures_inside.traces(shown(only("bestta", [None, 1.0, None]))) is None
+    figure = figures_inside.traces(
+        shown(only("tent", [1.0, 2.0, 3.0]), only("bestta", [None, 1.0, None]))
+    )
+    assert figure is not None
+    assert "<h4>Cross-entropy</h4>" in figure.body
+    drawing = figure.body.partition('class="panels')[2]
+    assert drawing.count('class="mark') == 1
+
+
+def test_conditions_are_written_without_underscores_in_figures(tmp_path):
+    conditions = ("gaussian_noise", "motion_blur")
+    page = written(tmp_path, fake_record("bestta", conditions=conditions), pictures=True)
+    drawn = [text for where, text in page.texts if where in ("text", "title", "th", "figcaption")]
+    assert any("motion blur" in text for text in drawn)
+    assert not any("motion_blur" in text for text in drawn)
+    assert not any("motion_blur" in (image["alt"] or "") for image in page.all("img"))
+
+
+def test_a_frame_that_all_conditions_share_is_named_once(tmp_path):
+    record = fake_record("bestta")
+    for entry in record["pictures"]["conditions"]:
+        entry["frame"] = "streets/val/00007"
+    fake_pictures(tmp_path, record)
+    (group,) = groups(read_records([tmp_path]))
+    figure = conditions_grid([Shown(group.entries[0], svg.Style(1))])
+    assert figure is not None
+    assert figure.caption.count("streets/val/00007") == 1
 
 
 def test_a_long_ablation_has_no_figure_in_which_its_rows_would_look_alike(tmp_path):
@@ -455,13 +528,14 @@ def test_cells_sort_by_full_values(full):
     _, page = full
     values = [float(a["data-value"]) for a in page.all("td") if a.get("data-value")]
     every = tables(groups(read_records([full[0]])))
-    assert values == [
+    # In another order: the page has the mean of many columns before them.
+    assert sorted(values) == sorted(
         cell.value
         for table in every
         for row in table.rows
         for cell in row.cells
         if cell.value is not None
-    ]
+    )
 
 
 def test_a_method_told_of_changes_is_starred(full):
@@ -479,19 +553,21 @@ def said(*records: dict[str, Any]) -> str:
 
 def test_the_headline_names_the_best_method_and_its_gain():
     words = said(scored("source", 40.0), scored("tent", 42.0), scored("bestta", 45.5))
-    assert words.startswith("BESTTA has the highest mean mIoU, 45.5 %: 5.5 points above the source")
+    assert words.startswith(
+        "BESTTA has the highest mean mIoU, 45.5\u00a0%: 5.5 points above the source"
+    )
     assert "worse" not in words
 
 
 def test_the_headline_admits_that_the_source_wins():
     words = said(scored("source", 46.0), scored("tent", 42.0), scored("bestta", 45.5))
-    assert words.startswith("No method improves on the source model: left alone it has 46.0 %")
+    assert words.startswith("No method improves on the source model: left alone it has 46.0\u00a0%")
     assert "0.5 points better than the next, BESTTA" in words
 
 
 def test_the_headline_admits_that_a_rival_wins():
     words = said(scored("source", 40.0), scored("tent", 46.0), scored("bestta", 39.0))
-    assert words.startswith("TENT has the highest mean mIoU, 46.0 %")
+    assert words.startswith("TENT has the highest mean mIoU, 46.0\u00a0%")
     assert "BESTTA comes 3rd of 3, 7.0 points behind and 1.0 points worse than the source" in words
 
 
@@ -502,7 +578,7 @@ def test_the_headline_names_methods_that_adapting_makes_worse():
 
 def test_the_headline_calls_a_tie_a_tie():
     words = said(scored("source", 40.0), scored("tent", 45.02), scored("bestta", 45.0))
-    assert words.startswith("TENT and BESTTA share the highest mean mIoU, 45.0 %")
+    assert words.startswith("TENT and BESTTA share the highest mean mIoU, 45.0\u00a0%")
     words = said(scored("source", 45.0), scored("bestta", 45.04))
     assert words.startswith("No method improves on the source model")
     assert "and so has BESTTA" in words
@@ -512,7 +588,7 @@ def test_lower_error_is_better_in_the_headline():
     kind = {"task": "classification"}
     words = said(scored("source", 43.0, **kind), scored("bestta", 20.0, **kind))
     assert words.startswith(
-        "BESTTA has the lowest mean error, 20.0 %: 23.0 points below the source"
+        "BESTTA has the lowest mean error, 20.0\u00a0%: 23.0 points below the source"
     )
 
 
@@ -530,7 +606,7 @@ def test_the_headline_tells_the_price():
         "15.0 ms (median), 1.5 times the plain model's forward on the same images, and 90 MB"
         in words
     )
-    assert "trains 512 parameters, 0.05 % of the model's" in words
+    assert "trains 512 parameters, 0.05\u00a0% of the model's" in words
 
 
 def test_a_lead_within_the_spread_of_seeds_may_be_chance():
@@ -541,6 +617,30 @@ def test_a_lead_within_the_spread_of_seeds_may_be_chance():
     # Two seeds 2 apart: the sample standard deviation is √2.
     assert "smaller than the spread over seeds (± 1.4 points)" in said(*runs)
     assert "one seed" in said(runs[0], runs[2])
+
+
+def test_gains_in_the_headline_are_over_the_seeds_that_both_have():
+    # The source with seed 0 alone has 40; BESTTA has 42 there, and 50 with seed 1: not 6 points.
+    source = scored("source", 40.0)
+    ours = [scored("bestta", 42.0, seed=0), scored("bestta", 50.0, seed=1)]
+    words = said(source, *ours)
+    assert "46.0\u00a0%: 2.0 points above the source" in words
+    assert "differences are over those that both sides have" in words
+    # A rival of seeds 0 and 1 with 45 and 49: 47 on the whole, 1 above ours where both have seeds.
+    rival = [scored("tent", 45.0, seed=0), scored("tent", 49.0, seed=1)]
+    assert "BESTTA comes 2nd of 3, 1.0 points behind" in said(source, *ours, *rival)
+    apart = said(source, scored("bestta", 45.0, seed=1))
+    assert "points above" not in apart
+    assert "was run with other seeds" in apart
+
+
+def test_rows_of_one_seed_are_named_beside_rows_of_several():
+    several = [scored("bestta", 45.0 + seed, seed=seed) for seed in (0, 1)]
+    several += [scored("tent", 35.0 + seed, seed=seed) for seed in (0, 1)]
+    assert "one seed" not in said(*several)
+    words = said(*several, scored("source", 30.0), scored("cotta", 60.0), scored("eata", 59.0))
+    assert "Some were run with one seed: COTTA, EATA and SOURCE." in words
+    assert "All were" not in words
 
 
 def test_the_headline_follows_methods_through_the_rounds():
@@ -557,7 +657,7 @@ def test_a_study_tells_what_the_choice_is_worth():
         for n, r in enumerate("ab")
     ]
     words = " ".join(study_headline(shown(*rows)))
-    assert "(b) style + l2, with 43.0 %" in words
+    assert "(b) style + l2, with 43.0\u00a0%" in words
     assert "worth 3.0 points" in words
 
 
@@ -565,11 +665,11 @@ def test_rows_that_share_a_number_are_told_apart_by_their_method():
     study = {"name": "batch-sizes", "row": "", "marks": {"batch": 2}}
     rows = [scored("tent", 40.0, study=study), scored("bestta", 45.0, study=study)]
     words = study_headline(shown(*rows))[0]
-    assert words.startswith("Best of 2 rows: BESTTA, batch = 2, with 45.0 %")
-    assert "The last, TENT, batch = 2, has 40.0 %" in words
+    assert words.startswith("Best of 2 rows: BESTTA, batch = 2, with 45.0\u00a0%")
+    assert "The last, TENT, batch = 2, has 40.0\u00a0%" in words
     figure = figures_scores.study(shown(*rows))
     assert figure is not None
-    assert "Best: BESTTA, batch = 2, 45.0 %" in figure.caption
+    assert "Best: BESTTA, batch = 2, 45.0\u00a0%" in figure.caption
     alone = [scored("tent", 40.0, study=study | {"marks": {"batch": n}}) for n in (1, 2)]
     assert study_headline(shown(*alone))[0].startswith("Best of 2 rows: batch = 1 and batch = 2")
 

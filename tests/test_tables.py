@@ -25,7 +25,14 @@ from bestta.reports.table import (
     signed,
     terminal,
 )
-from bestta.reports.tables import correlation_table, summary, tables, tables_of
+from bestta.reports.tables import (
+    correlation_table,
+    distance_table,
+    forgetting_table,
+    summary,
+    tables,
+    tables_of,
+)
 from fakes import WEATHER, fake_record, older
 
 GRADUAL = tuple(f"{name}-{n}" for name in ("fog", "snow") for n in (1, 2, 3, 2, 1))
@@ -297,7 +304,7 @@ def test_what_is_missing_is_shown_as_a_dash_and_never_best():
     table = tables_of(group(*records))[0]
     fog, mean = column(table, "fog"), column(table, "Mean")
     assert fog["SOURCE"] == mean["SOURCE"] == Cell("–", None, 0)
-    assert ranks(fog) == ranks(mean) == {"SOURCE": 0, "TENT": 1, "BESTTA": 2}
+    assert ranks(fog) == ranks(mean) == {"SOURCE": 0, "TENT": 1, "BESTTA": 0}
     assert next(csv.reader([table.csv().splitlines()[1]]))[4] == ""
 
 
@@ -343,13 +350,110 @@ def test_seeds_are_one_row_with_mean_and_sample_deviation():
     table = tables_of(made)[0]
     assert texts(column(table, "Mean")) == {"SOURCE": "31.0", "BESTTA": "42.0 ± 2.6"}
     assert texts(column(table, "fog")) == {"SOURCE": "30.0", "BESTTA": "41.0"}
-    assert ranks(column(table, "Mean")) == {"SOURCE": 2, "BESTTA": 1}
+    assert ranks(column(table, "Mean")) == {"SOURCE": 0, "BESTTA": 1}
     (note,) = [note for note in table.notes if "eeds" in note]
     assert "0 (SOURCE); 0, 1, 2 (BESTTA)" in note
     assert "sample standard deviation" in note
     assert r"42.0 $\pm$ 2.6" in table.latex()
     (row,) = [r for r in csv.DictReader(io.StringIO(table.csv())) if r["Method"] == "BESTTA"]
     assert float(row["Mean spread"]) == pytest.approx(7**0.5)
+
+
+def test_gains_are_over_the_seeds_shared_with_the_source():
+    # Seed 0 alone is shared: 42 − 40, whatever seed 1 has; with none shared there is no gain.
+    runs = [simple("tent", [42.0], seed=0), simple("tent", [50.0], seed=1)]
+    made = group(simple("source", [40.0]), *runs, simple("bestta", [45.0], seed=1))
+    gains = texts(column(summary(made), "Gain over source"))
+    assert gains == {"SOURCE": "–", "TENT": "+2.0", "BESTTA": "–"}
+    assert any("seeds that a row shares with the source" in note for note in summary(made).notes)
+
+
+def test_the_gap_to_the_published_gain_is_over_shared_seeds():
+    runs = [fake_record("source"), fake_record("bestta"), fake_record("bestta", seed=1, level=90.0)]
+    gap = titled(tables_of(group(*runs)), "gap")
+    alone = titled(tables_of(group(*runs[:2])), "gap")
+    for heading in ("measured gain", "gain measured − published"):
+        assert texts(column(gap, heading)) == texts(column(alone, heading))
+
+
+def test_a_letter_is_spelt_out_where_there_are_no_marks_to_tell_it_by():
+    marks = {"entropy": True, "style": True, "content": False}
+    studies = [
+        {"name": "losses", "row": "(a)", "marks": marks | {"style": False}},
+        {"name": "losses", "row": "(c)", "marks": marks},
+    ]
+    made = group(*(fake_record("bestta", study=study) for study in studies))
+    assert [row.label for row in summary(made).rows] == ["(a) entropy", "(c) entropy + style"]
+    assert [row.label for row in tables_of(made)[0].rows] == ["(a)", "(c)"]
+
+
+def test_distances_are_before_and_after_adaptation_by_condition():
+    # The fake's: 1.5 everywhere before, 0.3 after.
+    far = fake_record("tent")
+    far["embeddings"]["distance"]["adapted"]["night"] = 0.7
+    made = group(far, fake_record("bestta"))
+    table = distance_table(made)
+    assert table is not None
+    assert table in tables_of(made)
+    assert texts(column(table, "night before")) == {"TENT": "1.50", "BESTTA": "1.50"}
+    assert texts(column(table, "night after")) == {"TENT": "0.70", "BESTTA": "0.30"}
+    # (0.3 + 0.7 + 0.3 + 0.3) / 4
+    assert texts(column(table, "Mean after")) == {"TENT": "0.40", "BESTTA": "0.30"}
+    assert ranks(column(table, "Mean after")) == {"TENT": 0, "BESTTA": 1}
+    assert distance_table(group(fake_record("tent", embeddings=None))) is None
+
+
+def test_distances_at_another_layer_are_left_out_and_named():
+    other = fake_record("tent")
+    other["embeddings"]["layer"] = "backbone.layer2"
+    table = distance_table(group(fake_record("source"), other, fake_record("bestta")))
+    assert table is not None
+    assert [row.label for row in table.rows] == ["SOURCE", "BESTTA"]
+    assert any("TENT (backbone.layer2)" in note for note in table.notes)
+
+
+def test_of_many_distances_a_terminal_shows_the_means_and_says_where_the_others_are():
+    names = tuple(f"condition{n}" for n in range(15))
+    table = distance_table(group(fake_record("tent", conditions=names, rounds=1)))
+    assert table is not None
+    text = terminal(table, 100)
+    assert "Mean" in text.splitlines()[2]
+    assert "condition3" not in "".join(text.splitlines()[:6])
+    assert "condition14 after. `bestta report` has them." in " ".join(text.split())
+
+
+def test_of_two_rows_none_is_called_second_best():
+    two = group(simple("tent", [30.0]), simple("bestta", [40.0]))
+    three = group(simple("source", [20.0]), simple("tent", [30.0]), simple("bestta", [40.0]))
+    for made, second in ((two, False), (three, True)):
+        main = tables_of(made)[0]
+        assert ("econd best" in terminal(summary(made), 100)) is second
+        assert ("econd best" in main.notes[0]) is second
+        assert ("<u>" in main.markdown()) is second
+
+
+def test_figures_in_notes_have_thousands_apart_and_keep_their_percent_sign():
+    record = simple("alpha_bn", [40.0])
+    record["blocks"][0]["frames"] = 12_345
+    record["cost"]["timed"] = 1_234
+    made = tables_of(group(record))
+    assert any("12,345 frames" in note for note in made[0].notes)
+    assert any("1,234 calls" in note for note in titled(made, "cost").notes)
+    notes = titled(made, "correlation")
+    # Markdown, too, keeps the space that does not break.
+    for text in ("\n".join(notes.notes), notes.markdown().partition("- ")[2]):
+        assert re.search("\\d\u00a0%", text)
+        assert not re.search(r"\d %", text)
+
+
+def test_memory_is_said_to_be_what_is_over_the_loaded_model():
+    notes = tables_of(group(fake_record("tent"), fake_record("bestta")))[0].notes
+    assert any("Memory over the model" in n and "less the loaded model" in n for n in notes)
+
+
+def test_without_source_scores_there_is_no_table_of_forgetting():
+    assert forgetting_table(group(fake_record("tent", source_scores=[]))) is None
+    assert forgetting_table(group(fake_record("tent"))) is not None
 
 
 def test_a_figure_that_one_seed_lacks_is_missing():
@@ -597,7 +701,7 @@ def test_in_classification_the_class_with_the_fewest_errors_is_best():
         record["blocks"][0]["per_class"] = errors
     table = titled(tables_of(group(*records)), "classes")
     assert [c.title for c in table.columns] == ["cat", "dog", "Mean"]
-    assert ranks(column(table, "cat")) == {"SOURCE": 1, "BESTTA": 2}
+    assert ranks(column(table, "cat")) == {"SOURCE": 1, "BESTTA": 0}
     assert texts(column(table, "dog")) == {"SOURCE": "70.0", "BESTTA": "–"}
     assert table.notes[0].startswith("Error among the images of each class in %, lower is better")
     assert "of the one block" in table.notes[0]
@@ -807,7 +911,7 @@ def test_correlations_stand_beside_what_the_paper_says_of_them():
         "Entropy": "strong",
     }
     above = sum(value > 0.9 for value in record["traces"]["target"]) / len(scores)
-    assert any(f"{100 * above:.1f} % of the target" in note for note in table.notes)
+    assert any(f"{100 * above:.1f}\u00a0% of the target" in note for note in table.notes)
     assert correlation_table(group(without(record, "direction"))) is None
 
 

@@ -177,17 +177,23 @@ def run_all(
 
 
 def show_summary(place: Path, names: list[str]) -> None:
-    """Print the table of these records."""
+    """Print the tables of these records: scores and cost, and what a study is about."""
     from bestta.reports.records import groups, read_records
     from bestta.reports.table import terminal
-    from bestta.reports.tables import correlation_table, summary
+    from bestta.reports.tables import (
+        correlation_table,
+        distance_table,
+        forgetting_table,
+        summary,
+    )
 
     paths = [place / f"{name}.json" for name in names if (place / f"{name}.json").exists()]
     for group in groups(read_records(paths)) if paths else ():
-        typer.echo(f"\n{terminal(summary(group), 100)}")
-        correlated = correlation_table(group)
-        if correlated is not None:
-            typer.echo(f"\n{terminal(correlated, 100)}")
+        about = {"forgetting": forgetting_table, "embeddings": distance_table}.get(
+            group.study or "", correlation_table
+        )
+        for table in filter(None, (summary(group), about(group))):
+            typer.echo(f"\n{terminal(table, 100)}")
 
 
 def report(

@@ -2,6 +2,14 @@
 
 from bestta.reports.page import write_report
 from bestta.reports.records import groups, read_records
-from bestta.reports.tables import summary, tables
+from bestta.reports.tables import distance_table, forgetting_table, summary, tables
 
-__all__ = ["groups", "read_records", "summary", "tables", "write_report"]
+__all__ = [
+    "distance_table",
+    "forgetting_table",
+    "groups",
+    "read_records",
+    "summary",
+    "tables",
+    "write_report",
+]

@@ -39,7 +39,7 @@ def other_images(left: Sequence[Entry]) -> str:
     rows = []
     for entry in left:
         about = entry.record.get("source_set") or {}
-        count = f"{about['images']} images" if about.get("images") is not None else None
+        count = f"{about['images']:,} images" if about.get("images") is not None else None
         parts = [str(part) for part in (about.get("set"), about.get("split"), count) if part]
         rows.append(f"{entry.label} ({', '.join(parts) or 'which is not recorded'})")
     return f"Left out, for other source images do not compare: {'; '.join(rows)}."

@@ -121,14 +121,14 @@ def dig(record: Any, *keys: str) -> float | None:
 
 def percent(value: float | None, metric: str = "") -> str:
     """A score as it is said in words."""
-    return "no score" if value is None else f"{value:.1f} %{f' {metric}' if metric else ''}"
+    return "no score" if value is None else f"{value:.1f}\u00a0%{f' {metric}' if metric else ''}"
 
 
 def milliseconds(value: float | None) -> str:
     """A time per image."""
     if value is None:
         return "time not measured"
-    return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
+    return f"{value:.1f} ms" if value < 100 else f"{value:,.0f} ms"
 
 
 def megabytes(value: float | None) -> str:

@@ -31,6 +31,7 @@ from bestta.reports.figures import (
     panel,
     panels,
 )
+from bestta.reports.records import words
 from bestta.reports.svg import (
     FONT,
     Canvas,
@@ -50,6 +51,7 @@ TRACES = {
     "style": "Style loss",
     "content": "Content loss",
     "entropy": "Entropy of the prediction, nats",
+    "cross_entropy": "Cross-entropy",
     "l2": "L2 loss",
     "total": "Total loss",
     "gamma": "Largest |γ|",
@@ -77,8 +79,10 @@ def traces(shown: Sequence[Shown]) -> Figure | None:
     for name in named:
         lines = [(one, *_smoothed(one.first, name)) for one in shown]
         lines = [entry for entry in lines if known(entry[2])]
-        if lines:
-            parts.append(panel(TRACES.get(name, name), _trace(lines, TRACES.get(name, name))))
+        # One value is no course: it is shown beside others' lines, and not alone.
+        if any(len(known(values)) > 1 for _, _, values in lines):
+            title = TRACES.get(name, words(name).capitalize())
+            parts.append(panel(title, _trace(lines, title)))
             drawn += [one for one, _, _ in lines]
     if not parts:
         return None
@@ -135,7 +139,9 @@ def _trace(lines: Sequence[tuple[Shown, list[float], list[float | None]]], title
     canvas.text(PANEL - 8, bottom + 32, "frame", "tick", "end")
     for one, at, values in lines:
         points = [(x(a), None if v is None else y(v)) for a, v in zip(at, values, strict=True)]
-        draw_line(canvas, points, one.style)
+        alone = len(known(values)) == 1
+        # A path of one point is invisible; a marker is not.
+        draw_line(canvas, points, one.style, [one.label] * len(points) if alone else ())
     return canvas.finish(f"{title} along the stream, by method")
 
 
@@ -174,8 +180,8 @@ def correlation_plots(shown: Sequence[Shown]) -> Figure | None:
     for one, share in zip(asked, high, strict=True):
         if share is not None and share > 0.8 and one.entry.highlighted:
             caption += (
-                f" {share:.0%} of {one.label}'s target similarities lie above 0.9, which leaves "
-                "little to correlate with."
+                f" {100 * share:.0f} % of {one.label}'s target similarities lie above 0.9, which "
+                "leaves little to correlate with."
             )
     caption = " ".join([caption, *thinned(one.entry for one in asked)])
     return Figure("correlations", "What goes with a good prediction", "".join(parts), caption)
@@ -219,9 +225,9 @@ def _correlation(one: Shown, name: str) -> str:
         canvas.add("path", d=line_path(inside) + "z", class_=f"band {one.style.classes}")
         path = line_path((x(a), _clip(y(float(b)), y)) for a, b in zip(at, middle, strict=True))
         canvas.add("path", d=path, class_=f"line fit {one.style.classes}")
-    words = _r_words(found)
-    drawing = canvas.finish(f"{one.label}: {SIMILARITIES[name]} against the score; {words}")
-    return panel(SIMILARITIES[name], drawing, f' <span class="aside">{escape(words)}</span>')
+    said = _r_words(found)
+    drawing = canvas.finish(f"{one.label}: {SIMILARITIES[name]} against the score; {said}")
+    return panel(SIMILARITIES[name], drawing, f' <span class="aside">{escape(said)}</span>')
 
 
 def _clip(at: float, scale: Scale) -> float:
@@ -231,8 +237,8 @@ def _clip(at: float, scale: Scale) -> float:
 def _r_words(found: Correlation) -> str:
     if found.r is None or found.low is None or found.high is None:
         return f"no r ({found.n} frames)"
-    words = f"r = {found.r:.2f} [{found.low:.2f}, {found.high:.2f}], n = {found.n}"
-    return words.replace("-", "−")
+    said = f"r = {found.r:.2f} [{found.low:.2f}, {found.high:.2f}], n = {found.n:,}"
+    return said.replace("-", "−")
 
 
 def _folded(summary: str, body: str, *, unfolded: bool, alone: bool) -> str:
@@ -255,7 +261,7 @@ def distances(shown: Sequence[Shown]) -> Figure | None:
     pitch = max(lane * len(drawn), FONT + 4) + 12
 
     def draw(width: float) -> str:
-        left = max(map(text_width, conditions)) + 14
+        left = max(text_width(words(name)) for name in conditions) + 14
         bottom = 8 + pitch * len(conditions)
         canvas = Canvas(width, bottom + 40)
         every = [v for one in drawn for pair in found[one.label].values() for v in known(pair)]
@@ -277,7 +283,7 @@ def distances(shown: Sequence[Shown]) -> Figure | None:
         canvas.text((left + width - 12) / 2, canvas.height - 4, title, "name", "middle")
         for n, name in enumerate(conditions):
             top = 8 + pitch * n
-            canvas.text(left - 8, top + pitch / 2 + 4, name, "tick", "end")
+            canvas.text(left - 8, top + pitch / 2 + 4, words(name), "tick", "end")
             for k, one in enumerate(drawn):
                 if name in found[one.label]:
                     at = top + pitch / 2 + (k - (len(drawn) - 1) / 2) * lane
@@ -319,7 +325,7 @@ def _distance(
         "path",
         d=marker_path(one.style.marker, x(adapted), at, 4.0),
         class_=f"mark {one.style.classes}",
-        title=f"{one.label}, {name}: {adapted:.2f} deviations{said}",
+        title=f"{one.label}, {words(name)}: {adapted:.2f} deviations{said}",
     )
 
 
@@ -375,16 +381,16 @@ def _histogram_grid(one: Shown) -> str:
             first, last = _occupied(counts)
             counts = [each[first : last + 1] for each in counts]
             span = _nth(edges, n)[first : last + 2]
-            label = f"{one.label}, {name}, channel {channel}: source, target and adapted"
-            ends = f"{name}, channel {channel}"
+            label = f"{one.label}, {words(name)}, channel {channel}: source, target and adapted"
+            ends = f"{words(name)}, channel {channel}"
             if len(span) > 1:
                 ends += f": {span[0]:.3g} to {span[-1]:.3g}"
             cells.append(f"<td>{_histogram(counts, label, ends)}</td>")
         target, adapted = away.get(name, (None, None))
-        words = ""
+        beside = ""
         if target is not None and adapted is not None:
-            words = f'<span class="aside">{target:.2f} → {adapted:.2f}</span>'
-        rows.append(f'<tr><th scope="row">{escape(name)}{words}</th>{"".join(cells)}</tr>')
+            beside = f'<span class="aside">{target:.2f} → {adapted:.2f}</span>'
+        rows.append(f'<tr><th scope="row">{escape(words(name))}{beside}</th>{"".join(cells)}</tr>')
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="histograms">'
         f'<table class="histograms"><thead><tr><th scope="col">distance</th>{head}</tr></thead>'

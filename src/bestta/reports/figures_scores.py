@@ -22,6 +22,7 @@ from bestta.reports.figures import (
     milliseconds,
     percent,
 )
+from bestta.reports.records import marks_in_words, words
 from bestta.reports.svg import (
     FONT,
     Canvas,
@@ -56,7 +57,7 @@ def over_time(shown: Sequence[Shown]) -> Figure | None:
     def draw(width: float) -> str:
         narrow = width < 500
         right = 8.0 if narrow else 16 + max(text_width(one.label) for one in shown)
-        names = [str(block["name"]) for block in blocks]
+        names = [words(block["name"]) for block in blocks]
         step = (width - 44 - right) / len(blocks)
         turned = max(map(text_width, names)) > step - 4
         many_rounds = len({block["round"] for block in blocks}) > 1
@@ -76,7 +77,7 @@ def over_time(shown: Sequence[Shown]) -> Figure | None:
             values = scores[one.label]
             points = [(x(n), None if v is None else y(v)) for n, v in enumerate(values)]
             titles = [
-                f"{one.label}, round {block['round'] + 1}, {block['name']}: {percent(value)}"
+                f"{one.label}, round {block['round'] + 1}, {words(block['name'])}: {percent(value)}"
                 for block, value in zip(blocks, values, strict=True)
             ]
             draw_line(canvas, points, one.style, titles if step > 9 else ())
@@ -91,7 +92,7 @@ def over_time(shown: Sequence[Shown]) -> Figure | None:
         "methods met them. "
     )
     if rounds > 1:
-        first = [str(block["name"]) for block in blocks if block["round"] == blocks[0]["round"]]
+        first = [words(block["name"]) for block in blocks if block["round"] == blocks[0]["round"]]
         caption += (
             f"Each round shows the same frames again ({', '.join(first)}): a line that sinks from "
             "round to round is a method that loses what it knew. "
@@ -335,7 +336,7 @@ def _marks(one: Shown) -> Mapping[str, Any]:
 
 def _study_line(scored: Sequence[Shown], key: str, numbers: Sequence[float]) -> Figure:
     order = sorted(range(len(numbers)), key=lambda n: numbers[n])
-    symbol = SYMBOLS.get(key, key)
+    symbol = SYMBOLS.get(key, words(key))
 
     def draw(width: float) -> str:
         canvas = Canvas(width, 320.0)
@@ -426,10 +427,8 @@ def _row_name(one: Shown) -> str:
     if len(marks) == 1:
         ((key, value),) = marks.items()
         if not isinstance(value, bool):
-            return f"{SYMBOLS.get(key, key)} = {value}"
-    words = [key for key, value in marks.items() if value is True]
-    words += [f"{k} = {v}" for k, v in marks.items() if not isinstance(v, bool)]
-    said = " + ".join(words) or ("none" if marks else one.label)
+            return f"{SYMBOLS.get(key, words(key))} = {value}"
+    said = marks_in_words(marks) if marks else one.label
     return f"{letter} {said}".strip()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bestta.reports.comparable import is_looked_at
 from bestta.reports.figures import PLAIN, Shown, megabytes, metric_of, milliseconds
 from bestta.reports.figures_scores import row_names
+from bestta.reports.notes import bound
 from bestta.reports.records import ordinal
 
 TENTH = 0.05
@@ -14,7 +15,14 @@ TENTH = 0.05
 
 
 def headline(shown: Sequence[Shown]) -> list[str]:
-    """Sentences, the most important first: who is best, by how much, at what cost, for how long."""
+    """Sentences, the most important first: who is best, by how much, at what cost, for how long.
+
+    The order is that of the scores shown; differences are over the seeds that both sides have.
+    """
+    return [bound(sentence) for sentence in _headline(shown)]
+
+
+def _headline(shown: Sequence[Shown]) -> list[str]:
     metric, up = metric_of(shown)
     scored = _best_first(shown)
     if not scored:
@@ -28,9 +36,9 @@ def headline(shown: Sequence[Shown]) -> list[str]:
         return [*said, *_cost(one, None)]
     source = next((one for one in scored if one.method == PLAIN), None)
     best = scored[0]
-    tied = [one for one in scored if _gap(one, best, up) < TENTH]
+    tied = [one for one in scored if _below(one, best, up) < TENTH]
     said = [_winner(scored, tied, source, metric, up), *_ours(scored, tied, source, up)]
-    said += _losers(scored, tied, source, up)
+    said += _losers(scored, tied, source, up) + _other_seeds(scored)
     about = best if best is not source else next((o for o in scored if o.entry.highlighted), best)
     said += _cost(about, source) + _course(scored, up) + _doubt(scored, up)
     return said
@@ -38,6 +46,10 @@ def headline(shown: Sequence[Shown]) -> list[str]:
 
 def study_headline(shown: Sequence[Shown]) -> list[str]:
     """The same for the rows of a study: which is best, and how much the rows matter."""
+    return [bound(sentence) for sentence in _study_headline(shown)]
+
+
+def _study_headline(shown: Sequence[Shown]) -> list[str]:
     metric, up = metric_of(shown)
     scored = _best_first(shown)
     if not scored:
@@ -46,12 +58,14 @@ def study_headline(shown: Sequence[Shown]) -> list[str]:
     best, last = scored[0], scored[-1]
     if best is last:
         return [f"One row has been run: {called[best.label]}, {best.score:.1f} % mean {metric}."]
-    tied = [one for one in scored if _gap(one, best, up) < TENTH]
+    tied = [one for one in scored if _below(one, best, up) < TENTH]
+    gap = _gap(last, best, up)
+    worth = "" if gap is None else f": the choice is worth {gap:.1f} points here"
     names = _listed([called[one.label] for one in tied])
     return [
         f"Best of {len(scored)} rows: {names}, with {best.score:.1f} % mean {metric}. "
-        f"The last, {called[last.label]}, has {last.score:.1f} %: the choice is worth "
-        f"{_gap(last, best, up):.1f} points here.",
+        f"The last, {called[last.label]}, has {last.score:.1f} %{worth}.",
+        *_other_seeds(scored),
         *_doubt(scored, up),
     ]
 
@@ -63,8 +77,13 @@ def _best_first(shown: Sequence[Shown]) -> list[Shown]:
     return sorted(scored, key=lambda one: (one.score or 0.0) * (-1 if up else 1))
 
 
-def _gap(one: Shown, other: Shown, up: bool) -> float:
-    """By how many points ``one`` is worse than ``other``."""
+def _gap(one: Shown, other: Shown, up: bool) -> float | None:
+    """By how many points ``one`` is worse than ``other``, over the seeds both have, if any."""
+    return other.entry.lead(one.entry, higher_is_better=up)
+
+
+def _below(one: Shown, other: Shown, up: bool) -> float:
+    """By how many points the score shown for ``one`` is worse than that for ``other``."""
     return ((other.score or 0.0) - (one.score or 0.0)) * (1 if up else -1)
 
 
@@ -85,9 +104,10 @@ def _winner(
         others = [one.label for one in tied if one is not source]
         if others:
             return f"{said}, and so {'has' if len(others) == 1 else 'have'} {_listed(others)}."
-        return (
-            f"{said}, {_gap(rest[0], best, up):.1f} points better than the next, {rest[0].label}."
-        )
+        gap = _gap(rest[0], best, up)
+        if gap is None:
+            return f"{said}. The next is {rest[0].label}, with {rest[0].score:.1f} %."
+        return f"{said}, {_points(gap, 'better', 'worse')} than the next, {rest[0].label}."
     if len(tied) > 1:
         names = _listed([one.label for one in tied])
         said = f"{names} share the {most} mean {metric}, {best.score:.1f} %"
@@ -95,17 +115,20 @@ def _winner(
         said = f"{best.label} has the {most} mean {metric}, {best.score:.1f} %"
     if source is None:
         gap = _gap(scored[1], best, up)
-        if len(tied) > 1:
-            return f"{said}. The source model was not run here."
-        return (
-            f"{said}, {gap:.1f} points ahead of {scored[1].label}. "
-            "The source model was not run here."
-        )
-    way = "above" if up else "below"
-    return (
-        f"{said}: {_gap(source, best, up):.1f} points {way} the source model without adaptation "
-        f"({source.score:.1f} %)."
-    )
+        if len(tied) == 1 and gap is not None:
+            said += f", {_points(gap, 'ahead of', 'behind')} {scored[1].label}"
+        return f"{said}. The source model was not run here."
+    gap = _gap(source, best, up)
+    there = f"the source model without adaptation ({source.score:.1f} %)"
+    if gap is None:
+        return f"{said}; {there} was run with other seeds."
+    ways = ("above", "below") if up else ("below", "above")
+    return f"{said}: {_points(gap, *ways)} {there}."
+
+
+def _points(gap: float, ahead: str, behind: str) -> str:
+    """A difference in words; over fewer seeds it may be the other way round."""
+    return f"{abs(gap):.1f} points {ahead if gap >= 0 else behind}"
 
 
 def _ours(
@@ -115,17 +138,16 @@ def _ours(
     ours = next((one for one in scored if one.entry.highlighted), None)
     if ours is None or ours in tied:
         return []
-    place = 1 + sum(_gap(one, ours, up) < -TENTH for one in scored)
-    said = (
-        f"{ours.label} comes {ordinal(place)} of {len(scored)}, "
-        f"{_gap(ours, scored[0], up):.1f} points behind"
-    )
+    place = 1 + sum(_below(one, ours, up) < -TENTH for one in scored)
+    said = f"{ours.label} comes {ordinal(place)} of {len(scored)}"
+    behind = _gap(ours, scored[0], up)
+    if behind is not None:
+        said += f", {_points(behind, 'behind', 'ahead')}"
     if source is not None and source is not scored[0]:
         gain = _gap(source, ours, up)
-        if abs(gain) >= TENTH:
-            said += (
-                f" and {abs(gain):.1f} points {'better' if gain > 0 else 'worse'} than the source"
-            )
+        if gain is not None and abs(gain) >= TENTH:
+            joint = "," if behind is None else " and"
+            said += f"{joint} {_points(gain, 'better', 'worse')} than the source"
     return [f"{said}."]
 
 
@@ -135,10 +157,14 @@ def _losers(
     """Methods that adapting made worse than not adapting."""
     if source is None or source in tied:
         return []
-    worse = [one for one in scored if _gap(one, source, up) >= TENTH and not one.entry.highlighted]
+    worse = [
+        (one.label, gap)
+        for one in scored
+        if not one.entry.highlighted and (gap := _gap(one, source, up)) is not None and gap >= TENTH
+    ]
     if not worse:
         return []
-    names = _listed([f"{one.label} ({_gap(one, source, up):.1f})" for one in worse])
+    names = _listed([f"{label} ({gap:.1f})" for label, gap in worse])
     verb = "does" if len(worse) == 1 else "do"
     return [f"{names} {verb} worse than no adaptation, by the points in brackets."]
 
@@ -159,7 +185,7 @@ def _cost(one: Shown, source: Shown | None) -> list[str]:
         said += f", and {megabytes(over)} of memory on top of the model"
     trained = one.mean("parameters", "trained")
     if trained is not None and one.method != PLAIN:
-        said += f"; it trains {trained:,.0f} parameters".replace(",", "\u202f")
+        said += f"; it trains {trained:,.0f} parameters"
         whole = one.mean("parameters", "model")
         if whole and trained:
             said += f", {100 * trained / whole:.2g} % of the model's"
@@ -189,17 +215,31 @@ def _change(points: float) -> str:
     return f"{'gains' if points > 0 else 'loses'} {abs(points):.1f} points"
 
 
+def _other_seeds(scored: Sequence[Shown]) -> list[str]:
+    """Why differences may not be those of the scores shown."""
+    if len({tuple(one.entry.seeds) for one in scored}) == 1:
+        return []
+    return ["Seeds differ: differences are over those that both sides have."]
+
+
 def _doubt(scored: Sequence[Shown], up: bool) -> list[str]:
     """Whether chance could have made the order."""
     best, second = scored[0], scored[1]
     spreads = [one.entry.spread for one in (best, second)]
     known = [spread for spread in spreads if spread is not None]
-    if not known:
+    called = row_names(scored)
+    single = [called[one.label] for one in scored if len(one.entry.seeds) == 1]
+    if len(single) == len(scored):
         return ["All were run with one seed: small differences may be chance."]
-    if _gap(second, best, up) < max(known):
-        called = row_names(scored)[second.label]
-        return [
-            f"The lead over the second ({called}) is smaller than the spread over seeds "
-            f"(± {max(known):.1f} points): it may be chance."
-        ]
-    return []
+    said = []
+    if single:
+        said.append(
+            f"Some were run with one seed: {_listed(single)}. Small differences may be chance."
+        )
+    gap = _gap(second, best, up)
+    if known and (_below(second, best, up) if gap is None else gap) < max(known):
+        said.append(
+            f"The lead over the second ({called[second.label]}) is smaller than the spread over "
+            f"seeds (± {max(known):.1f} points): it may be chance."
+        )
+    return said

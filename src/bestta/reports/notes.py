@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,16 @@ from bestta.reports.records import Entry, Group, ordinal, size_text
 
 def clean(notes: Iterable[str]) -> tuple[str, ...]:
     """The notes that say something, each once."""
-    return tuple(dict.fromkeys(note for note in notes if note))
+    return tuple(dict.fromkeys(bound(note) for note in notes if note))
+
+
+def bound(text: str) -> str:
+    r"""``text`` with every figure kept on one line with the % behind it.
+
+    >>> bound("45.3 % mean mIoU in %")
+    '45.3\xa0% mean mIoU in %'
+    """
+    return re.sub(r"(?<=\d) %", "\u00a0%", text)
 
 
 def direction(group: Group) -> str:
@@ -26,9 +36,11 @@ def all_blocks(group: Group) -> str:
 
 def main_notes(group: Group, published: Sequence[str], *, costs: bool = True) -> list[str]:
     """The notes of a group's first table; ``published`` tells of the figures beside its own."""
+    rows = len(group.entries)
+    marked = "Best and second best are marked" if rows > 2 else "The best is marked"
     notes = [
-        f"{direction(group)} Mean: arithmetic mean of {all_blocks(group)}. "
-        "Best and second best are marked by the figures as they are shown."
+        f"{direction(group)} Mean: arithmetic mean of {all_blocks(group)}."
+        + (f" {marked} by the figures as they are shown." if rows > 1 else "")
     ]
     if costs:
         notes.append("Time: median of a call, per image. Time and memory are not ranked.")
@@ -65,9 +77,9 @@ def _stream_note(group: Group) -> str:
         str(stream.get("precision") or ""),
     ]
     frames = [int(block.get("frames") or 0) for block in blocks]
-    each = f", {span(sorted(set(frames)))} each" if len(blocks) > 1 else ""
+    each = f", {span([f'{n:,}' for n in sorted(set(frames))])} each" if len(blocks) > 1 else ""
     many = f"{len(blocks)} blocks" if len(blocks) > 1 else "one block"
-    return f"{', '.join(filter(None, parts))}; {sum(frames)} frames in {many}{each}."
+    return f"{', '.join(filter(None, parts))}; {sum(frames):,} frames in {many}{each}."
 
 
 def _seed_notes(group: Group) -> list[str]:
@@ -87,6 +99,7 @@ def _seed_notes(group: Group) -> list[str]:
     return [
         f"Seeds differ between rows: {rows}. Figures are means over a row's seeds, ± the sample "
         "standard deviation, given for means of several blocks."
+        + (" Gains are over the seeds that a row shares with the source." if group.source else "")
     ]
 
 
@@ -127,7 +140,10 @@ def memory_notes(group: Group) -> list[str]:
     by_kind = _by(group, lambda entry: entry.record["cost"].get("memory"))
     known = {kind: labels for kind, labels in by_kind.items() if kind in kinds}
     if len(known) == 1:
-        return [f"Memory is {kinds[next(iter(known))]}; 1 MB is a million bytes."]
+        return [
+            f"Memory over the model: {kinds[next(iter(known))]}, less the loaded model; "
+            "1 MB is a million bytes."
+        ]
     if known:
         rows = "; ".join(f"{kinds[kind]} ({', '.join(labels)})" for kind, labels in known.items())
         return [f"Memory is not the same thing in all rows, and does not compare: {rows}."]

@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from bestta.reports import figures_inside, figures_scores, pictures
 from bestta.reports.comparable import machine_of
 from bestta.reports.figures import Figure, Shown, megabytes, styles
 from bestta.reports.headline import headline, study_headline
-from bestta.reports.records import Group, groups, ordinal, read_records, size_text
+from bestta.reports.notes import bound
+from bestta.reports.records import OWN, Entry, Group, groups, ordinal, read_records, size_text
 from bestta.reports.svg import Style, escape
 from bestta.reports.table import Cell, Column, Row, Table
 from bestta.reports.tables import tables, tables_of
@@ -30,6 +32,9 @@ from bestta.reports.tables import tables, tables_of
 TITLE = "Test-time adaptation, measured"
 MOST_VARIANTS = 8
 """Variants of one method that can be told apart where each is a line."""
+
+MOST_BEFORE_MEAN = 12
+"""Columns of scores that the page shows before their mean."""
 
 FORMATS = (("md", "Markdown"), ("csv", "CSV"), ("tex", "LaTeX"))
 
@@ -136,8 +141,14 @@ def render(found: Sequence[Group], *, title: str | None = None) -> str:
 def _looks(found: Sequence[Group]) -> dict[str, Style]:
     """A style for each label of the page; the strong one is not for a variant in an ablation."""
     first = sorted(found, key=lambda group: group.is_ablation)
+    compared = [group for group in found if not group.is_ablation]
+    own = {entry.label for group in compared for entry in group.entries if entry.highlighted}
+
+    def is_variant(entry: Entry) -> bool:
+        return entry.method == OWN and entry.label not in own
+
     return styles(
-        (entry.label, "" if group.is_ablation else entry.method)
+        (entry.label, "" if group.is_ablation or is_variant(entry) else entry.method)
         for group in first
         for entry in group.entries
     )
@@ -250,8 +261,8 @@ def _figure(figure: Figure, name: str, number: int) -> str:
     return (
         f'<figure id="{escape(name)}" class="{escape(figure.name)}">'
         f"<h3>{escape(figure.heading)}</h3>"
-        f"{figure.body}<figcaption><b>Figure {number}.</b> {escape(figure.caption)}</figcaption>"
-        "</figure>"
+        f"{figure.body}<figcaption><b>Figure {number}.</b> {escape(bound(figure.caption))}"
+        "</figcaption></figure>"
     )
 
 
@@ -261,6 +272,7 @@ def _facts(group: Group) -> str:
     batch = stream.get("batch") or 1
     every = stream.get("every") or 1
     frames = stream.get("frames")
+    frames = f"{frames:,}" if isinstance(frames, int) else frames
     facts = [
         ("protocol", group.protocol),
         ("model", stream.get("model")),
@@ -289,6 +301,7 @@ def _facts(group: Group) -> str:
 def table_html(table: Table, *, titled: bool = True) -> str:
     """A table that scrolls inside itself, sorts where scripts run, and can be taken along."""
     name = _slug(table.name) or "table"
+    seen = _mean_in_sight(table)
     caption = escape(table.title)
     hidden = "" if titled else ' class="hidden"'
     # For print, where nothing scrolls.
@@ -303,11 +316,24 @@ def table_html(table: Table, *, titled: bool = True) -> str:
     return (
         f'<div class="table"><div class="scroll" tabindex="0" role="region" aria-label="{caption}">'
         f'<table class="numbers{many}"><caption{hidden}>{caption}</caption>'
-        f"<thead>{_head(table)}</thead>"
-        f"<tbody>{''.join(_row(row, table.columns) for row in table.rows)}</tbody></table></div>"
+        f"<thead>{_head(seen)}</thead>"
+        f"<tbody>{''.join(_row(row, seen.columns) for row in seen.rows)}</tbody></table></div>"
         + (f'<ul class="notes">{notes}</ul>' if notes else "")
         + f'<p class="takes">Take this table: {links}</p></div>'
     )
+
+
+def _mean_in_sight(table: Table) -> Table:
+    """The table, its mean before the scores where these are so many that one scrolls to it."""
+    scores = [n for n, column in enumerate(table.columns) if column.higher_is_better is not None]
+    mean = next((n for n in scores if table.columns[n].heading == "Mean"), None)
+    if mean is None or len(scores) - 1 <= MOST_BEFORE_MEAN:
+        return table
+    order = [n for n in range(len(table.columns)) if n != mean]
+    order.insert(order.index(next(n for n in scores if n != mean)), mean)
+    rows = [replace(row, cells=tuple(row.cells[n] for n in order)) for row in table.rows]
+    columns = tuple(table.columns[n] for n in order)
+    return replace(table, columns=columns, rows=tuple(rows))
 
 
 def _head(table: Table) -> str:

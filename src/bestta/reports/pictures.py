@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bestta.reports.figures import Figure, Shown, metric_of, percent
-from bestta.reports.records import Loaded
+from bestta.reports.records import OWN, Loaded, words
 from bestta.reports.svg import escape
 
 LARGEST_BYTES = 150_000
@@ -70,12 +70,12 @@ def _smaller(data: bytes, kind: str) -> bytes:
     return text.getvalue()
 
 
-def _picture(folder: Path, name: Any, words: str) -> str:
+def _picture(folder: Path, name: Any, said: str) -> str:
     """An image, or the place where it should be."""
     uri = data_uri(folder, name)
     if uri is None:
         return '<span class="missing">no picture</span>'
-    return f'<img src="{uri}" alt="{escape(words)}" decoding="async">'
+    return f'<img src="{uri}" alt="{escape(said)}" decoding="async">'
 
 
 def conditions_grid(shown: Sequence[Shown]) -> Figure | None:
@@ -88,11 +88,13 @@ def conditions_grid(shown: Sequence[Shown]) -> Figure | None:
     if not names:
         return None
     leaders = {name: _leader(shown, name) for name in names}
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    rows = [_row("image", [_cell(leaders[n], "image", f"{n}: image") for n in names])]
+    head = "".join(f'<th scope="col">{escape(words(name))}</th>' for name in names)
+    rows = [_row("image", [_cell(leaders[n], "image", f"{words(n)}: image") for n in names])]
     if any(entry.get("truth") or entry.get("label") for _, entry in leaders.values()):
-        rows.append(_row("truth", [_cell(leaders[n], "truth", f"{n}: truth") for n in names]))
-    rivals = not all(one.entry.highlighted for one in shown)
+        rows.append(
+            _row("truth", [_cell(leaders[n], "truth", f"{words(n)}: truth") for n in names])
+        )
+    rivals = any(one.method != OWN for one in shown)
     for one in shown:
         cells = []
         for name in names:
@@ -101,15 +103,20 @@ def conditions_grid(shown: Sequence[Shown]) -> Figure | None:
             if own is None or own[1].get("frame") != frame:
                 cells.append('<span class="missing">not recorded</span>')
             else:
-                cells.append(_cell(own, "prediction", f"{name}: {one.label}"))
+                cells.append(_cell(own, "prediction", f"{words(name)}: {one.label}"))
         rows.append(_row(one.label, cells, ours=one.entry.highlighted and rivals))
     body = _grid(head, rows, "predictions by condition", shown) + _class_colours(shown)
     if not any("<img" in row for row in rows):
         return Figure("pictures", HEADING, LOST, "One frame of each condition, by method.")
-    frames = ", ".join(f"{n}: {leaders[n][1].get('frame')}" for n in names[:8])
+    frames = {name: str(leaders[name][1].get("frame")) for name in names}
+    if len(set(frames.values())) == 1:
+        which = frames[names[0]]
+    else:
+        which = ", ".join(f"{words(name)}: {frames[name]}" for name in names[:8])
+        which += ", …" if len(names) > 8 else ""
     caption = (
         "One frame of each condition, and what each method, at that point of the stream, makes of "
-        f"it ({frames}{', …' if len(names) > 8 else ''})."
+        f"it ({which})."
     )
     return Figure("pictures", HEADING, body, caption)
 
@@ -125,14 +132,14 @@ def worst_frames(shown: Sequence[Shown]) -> Figure | None:
         rows = []
         segments = any(entry.get("prediction") for entry in entries)
         for entry in entries:
-            words = f"{entry.get('name')}, round {_round(entry)}"
+            said = f"{words(entry.get('name'))}, round {_round(entry)}"
             score = entry.get("score")
             if segments:
-                words += f": {percent(score if isinstance(score, int | float) else None)}"
+                said += f": {percent(score if isinstance(score, int | float) else None)}"
             pair = (loaded, entry)
-            cells = [_cell(pair, "image", f"{words}: image")]
+            cells = [_cell(pair, "image", f"{said}: image")]
             cells += [_cell(pair, "truth", "truth"), _cell(pair, "prediction", one.label)]
-            rows.append(_row(words, cells, note=str(entry.get("frame") or "")))
+            rows.append(_row(said, cells, note=str(entry.get("frame") or "")))
         head = "".join(f'<th scope="col">{w}</th>' for w in ("image", "truth", "prediction"))
         grid = _grid(head, rows, f"worst frames of {one.label}", shown)
         mark = "" if parts else " open"
@@ -170,7 +177,7 @@ def _leader(shown: Sequence[Shown], name: str) -> tuple[Loaded, Mapping[str, Any
     return found[0]
 
 
-def _cell(pair: tuple[Loaded, Mapping[str, Any]], kind: str, words: str) -> str:
+def _cell(pair: tuple[Loaded, Mapping[str, Any]], kind: str, alternative: str) -> str:
     """One picture, or the class in words where images have one class each."""
     loaded, entry = pair
     if entry.get("label") is not None and kind in ("truth", "prediction"):
@@ -178,7 +185,7 @@ def _cell(pair: tuple[Loaded, Mapping[str, Any]], kind: str, words: str) -> str:
         wrong = kind == "prediction" and said != str(entry["label"])
         mark = '<span class="wrong">✗ wrong</span>' if wrong else ""
         return f'<span class="said">{escape(said)}</span>{mark}'
-    return _picture(loaded.pictures, entry.get(kind), words)
+    return _picture(loaded.pictures, entry.get(kind), alternative)
 
 
 def _row(label: str, cells: Sequence[str], *, ours: bool = False, note: str = "") -> str:

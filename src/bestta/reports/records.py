@@ -84,12 +84,14 @@ class Entry:
         method: The method's name in the library.
         starred: Whether it was told of domain changes.
         records: Its runs, by seed.
+        highlighted: Whether it is the project's own method, and not a variant beside it.
     """
 
     label: str
     method: str
     starred: bool
     records: tuple[Loaded, ...]
+    highlighted: bool = False
 
     def mean(self, figure: Callable[[dict[str, Any]], float | None]) -> float | None:
         """The mean of ``figure(record)`` over the seeds."""
@@ -146,10 +148,21 @@ class Entry:
         """Which row of a study it is; empty if it is of none."""
         return self.record.get("study") or {}
 
-    @property
-    def highlighted(self) -> bool:
-        """Whether it is the project's own method."""
-        return self.method == OWN
+    def lead(self, other: Entry, *, higher_is_better: bool) -> float | None:
+        """How many percentage points better than ``other``, over the seeds that both have.
+
+        None where they share no seed: what is left of a difference then may be the seeds'.
+        """
+        shared = set(self.seeds) & set(other.seeds)
+        here, there = self._of_seeds(shared).score, other._of_seeds(shared).score
+        if here is None or there is None:
+            return None
+        return here - there if higher_is_better else there - here
+
+    def _of_seeds(self, seeds: set[int]) -> Entry:
+        """The entry with these of its runs alone."""
+        kept = tuple(loaded for loaded in self.records if loaded.record["seed"] in seeds)
+        return replace(self, records=kept)
 
 
 def block_score(index: int) -> Callable[[dict[str, Any]], float | None]:
@@ -389,7 +402,15 @@ def entries_of(records: Iterable[Loaded]) -> tuple[list[Entry], list[str]]:
         entries.append(
             Entry(first["label"], first["method"], bool(first.get("told_of_changes")), runs)
         )
-    return sorted(_distinct(entries), key=place), notes
+    return _own_highlighted(sorted(_distinct(entries), key=place)), notes
+
+
+def _own_highlighted(entries: list[Entry]) -> list[Entry]:
+    """The entries, one of the project's own method marked: the plain one, else the last."""
+    own = [n for n, entry in enumerate(entries) if entry.method == OWN]
+    plain = [n for n in own if entries[n].label.casefold() == OWN]
+    chosen = (plain or own)[-1:]
+    return [replace(entry, highlighted=n in chosen) for n, entry in enumerate(entries)]
 
 
 def _group(members: list[Loaded]) -> Group:
@@ -512,6 +533,22 @@ def _short(value: Any) -> str:
 
 
 # --- names ----------------------------------------------------------------------------------
+
+
+def words(name: Any) -> str:
+    """A condition, class or setting as it is written for readers."""
+    return str(name).replace("_", " ")
+
+
+def marks_in_words(marks: Mapping[str, Any]) -> str:
+    """What is on in a row of a study.
+
+    >>> marks_in_words({"entropy": True, "style": True, "l2": False})
+    'entropy + style'
+    """
+    said = [words(key) for key, value in marks.items() if value is True]
+    said += [f"{words(key)} = {v}" for key, v in marks.items() if not isinstance(v, bool)]
+    return " + ".join(said) or "none"
 
 
 def size_text(size: Sequence[int] | None) -> str:

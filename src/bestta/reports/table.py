@@ -215,7 +215,8 @@ def ranked(table: Table) -> Table:
     """The table with the best and second best of each compared column marked.
 
     Figures compare as they are *shown*: two that read the same share a rank, and what is next to
-    them has the next. What is missing has none, and neither has a figure without a rival.
+    them has the next. What is missing has none, and neither has a figure without a rival; of two
+    only the best is marked.
     """
     ranks: list[dict[float, int]] = []
     for n, column in enumerate(table.columns):
@@ -224,7 +225,9 @@ def ranked(table: Table) -> Table:
             ranks.append({})
             continue
         order = sorted(set(figures), reverse=column.higher_is_better)
-        ranks.append({figure: place for place, figure in enumerate(order[:2], start=1)})
+        # Of two the other one needs no mark.
+        marked = order[: 2 if len(figures) > 2 else 1]
+        ranks.append({figure: place for place, figure in enumerate(marked, start=1)})
     rows = []
     for row in table.rows:
         cells = [
@@ -255,10 +258,13 @@ def terminal(table: Table, width: int = 100) -> str:
     for piece in _pieces(table, labels, kept, width):
         lines += ["", *_block(table, labels, piece)]
     notes = []
-    if any(cell.rank for row in table.rows for n, cell in enumerate(row.cells) if n in kept):
-        notes.append("¹ best, ² second best")
+    ranks = {cell.rank for row in table.rows for n, cell in enumerate(row.cells) if n in kept}
+    if ranks - {0}:
+        notes.append("¹ best, ² second best" if 2 in ranks else "¹ best")
     if left_out := [c.heading for n, c in enumerate(table.columns) if n not in kept]:
-        notes.append(f"Not shown for want of room: {', '.join(left_out)}.")
+        notes.append(
+            f"Not shown for want of room: {', '.join(left_out)}. `bestta report` has them."
+        )
     lines.append("")
     for note in (*notes, *table.notes):
         lines += textwrap.wrap(note, width, subsequent_indent="  ")
@@ -305,7 +311,7 @@ def _number(value: float | None) -> str:
 
 def _markdown(text: str) -> str:
     """``text`` with what Markdown would read as its own signs made plain."""
-    return re.sub(r"([\\`*_|<\[\]~#])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_|<\[\]~#])", r"\\\1", re.sub(r"[^\S\u00a0]+", " ", text).strip())
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -374,9 +380,9 @@ GAP = 2
 
 
 def _labels(table: Table, width: int) -> list[str]:
-    """The first column, heading first, none wider than a third of the whole."""
+    """The first column, heading first, none wider than two fifths of the whole."""
     labels = [table.first, *(row.label + "*" * row.starred for row in table.rows)]
-    return [_cut(label, width // 3) for label in labels]
+    return [_cut(label, width * 2 // 5) for label in labels]
 
 
 def _cut(text: str, width: int) -> str:

@@ -39,10 +39,12 @@ from bestta.reports.records import (
     Group,
     block_score,
     condition_score,
+    marks_in_words,
     name_of,
     place,
     round_score,
     title_of,
+    words,
 )
 from bestta.reports.table import MISSING, Cell, Column, Row, Table, mark, ranked, shown, signed
 
@@ -71,7 +73,8 @@ def tables_of(group: Group) -> list[Table]:
         _per_class(group),
         _cost(group),
         _gap(group, beside),
-        _forgetting(group),
+        forgetting_table(group),
+        distance_table(group),
         correlation_table(group),
     )
     return made + [table for table in others if table is not None]
@@ -84,7 +87,7 @@ def summary(group: Group) -> Table:
     """
     sketch: Sketch = []
     for name, figure in _conditions(group):
-        sketch.append(_scores(group, Column(_words(name), spare=2), figure, spread=False))
+        sketch.append(_scores(group, Column(words(name), spare=2), figure, spread=False))
     sketch.append(_mean(group))
     rivals = group.source is not None and len(group.entries) > 1
     if rivals:
@@ -100,7 +103,19 @@ def summary(group: Group) -> Table:
         *looked_notes(group),
         *notes_of(group),
     ]
-    return _table(group, "summary", group.title, sketch, [*notes, *differences(group)])
+    table = _table(group, "summary", group.title, sketch, [*notes, *differences(group)])
+    rows = [
+        replace(row, label=_spelt_out(row.label, entry))
+        for row, entry in zip(table.rows, group.entries, strict=True)
+    ]
+    return replace(table, rows=tuple(rows))
+
+
+def _spelt_out(label: str, entry: Entry) -> str:
+    """A row's letter with what is on in it: there are no columns of marks to tell it by."""
+    marks = entry.study.get("marks")
+    lettered = label == entry.study.get("row") and re.fullmatch(r"\(?[a-z]\)?", label)
+    return f"{label} {marks_in_words(marks)}" if lettered and marks else label
 
 
 # --- the paper's tables ---------------------------------------------------------------------
@@ -115,7 +130,7 @@ def _main(group: Group, beside: Beside) -> Table:
     for n, block in enumerate(group.blocks):
         if block["round"] not in picked:
             continue
-        title, heading = _words(block["name"]), f"Round {block['round'] + 1}" if rounds > 1 else ""
+        title, heading = words(block["name"]), f"Round {block['round'] + 1}" if rounds > 1 else ""
         if one_each and rounds > 1:
             title, heading = heading, title
         sketch.append(_scores(group, Column(title, heading), block_score(n), spread=False))
@@ -131,7 +146,7 @@ def _gradual(group: Group, beside: Beside) -> Table:
     """A column for each corruption that swells and fades."""
     sketch = _costs_in_short()
     for name, figure in _conditions(group):
-        sketch.append(_scores(group, Column(_words(name)), figure))
+        sketch.append(_scores(group, Column(words(name)), figure))
     sketch += [_mean(group), *_published_mean(beside)]
     notes = main_notes(group, beside.notes(group))
     notes.insert(1, "A corruption's figure is the mean over its severities, up and down.")
@@ -146,7 +161,7 @@ def _severities(group: Group) -> Table:
         name, severity = _swelling(block["name"]) or (block["name"], 0)
         fades = name == before[0] and severity < before[1]
         before = (name, severity)
-        column = Column(f"{severity} ↓" if fades else str(severity), _words(name))
+        column = Column(f"{severity} ↓" if fades else str(severity), words(name))
         sketch.append(_scores(group, column, block_score(n), spread=False))
     sketch.append(_mean(group))
     notes = [
@@ -159,10 +174,10 @@ def _severities(group: Group) -> Table:
 def _study(group: Group, beside: Beside) -> Table:
     """What is switched on or off in each row, and what comes of it."""
     names = dict.fromkeys(n for e in group.entries for n in (e.study.get("marks") or {}))
-    above = _words(group.study or "") if len(names) > 1 else ""
-    sketch: Sketch = [(Column(_words(name), above), _mark_of(name)) for name in names]
+    above = words(group.study or "") if len(names) > 1 else ""
+    sketch: Sketch = [(Column(words(name), above), _mark_of(name)) for name in names]
     for name, figure in _conditions(group):
-        sketch.append(_scores(group, Column(_words(name), "Conditions"), figure, spread=False))
+        sketch.append(_scores(group, Column(words(name), "Conditions"), figure, spread=False))
     rounds = len(group.record["rounds"])
     if rounds > 1:
         for number in rounds_shown(rounds):
@@ -219,7 +234,7 @@ def _per_class(group: Group) -> Table | None:
     if not any(block.get("per_class") for r in group.records for block in r.record["blocks"]):
         return None
     sketch: Sketch = [
-        _scores(group, Column(_words(name)), _class_score(n), spread=False)
+        _scores(group, Column(words(name)), _class_score(n), spread=False)
         for n, name in enumerate(names)
     ]
     sketch.append(_mean(group))
@@ -271,7 +286,7 @@ def _cost(group: Group) -> Table:
         "Time per image. Plain forward: the source model alone on the same images, in the same "
         "run; adds: what the method needs beyond it. A ratio to the plain forward of the same run "
         "is surer than one between runs.",
-        f"Timed on {span(timed)} calls a run." if timed else "",
+        f"Timed on {span([f'{count:,}' for count in timed])} calls a run." if timed else "",
         *looked_notes(group),
         *memory_notes(group),
         *notes_of(group, brief=False),
@@ -320,8 +335,8 @@ def _gap(group: Group, beside: Beside) -> Table | None:
     return _table(group, "gap", title, sketch, notes, entries=entries)
 
 
-def _forgetting(group: Group) -> Table | None:
-    """What is left of the source model's score on source images."""
+def forgetting_table(group: Group) -> Table | None:
+    """What is left of the source model's score on source images; None where none was asked."""
     told = (entry for entry in group.entries if entry.record.get("source_scores"))
     entries, left = alike(told, source_images)
     if not entries:
@@ -359,7 +374,75 @@ def _source_note(entry: Entry) -> str:
     if about.get("images") is None:
         return ""
     where = f" ({', '.join(parts)})" if parts else ""
-    return f"{about['images']} source images{where}."
+    return f"{about['images']:,} source images{where}."
+
+
+def distance_table(group: Group) -> Table | None:
+    """How far embeddings lie from the source's, without and with adaptation; None without any."""
+    told = (entry for entry in group.entries if _conditions_away(entry))
+    here, left = alike(told, source_images)
+    entries, elsewhere = alike(here, _layer_of)
+    if not entries:
+        return None
+    names = list(dict.fromkeys(name for entry in entries for name in _conditions_away(entry)))
+    sketch: Sketch = []
+    for name in names:
+        for column, kind in _DISTANCES:
+            # Of many conditions a terminal has room for the mean alone.
+            spare = column.spare if len(names) > 1 else 0
+            column = replace(column, group=words(name), spare=spare)
+            sketch.append(_distance(column, kind, [name]))
+    if len(names) > 1:
+        sketch += [
+            _distance(replace(column, group="Mean", spare=0), kind, names)
+            for column, kind in _DISTANCES
+        ]
+    others = ", ".join(f"{entry.label} ({_layer_of(entry.record)})" for entry in elsewhere)
+    notes = [
+        f"Distance of the embeddings at {_layer_of(entries[0].record)} from those of source "
+        "images: |mean − source mean| in source deviations, averaged over all channels; lower is "
+        "better. Before: the images without adaptation; after: what the method made of them.",
+        _source_note(entries[0]),
+        other_images(left),
+        f"Left out, for embeddings of other layers do not compare: {others}." if others else "",
+        *notes_of(group),
+    ]
+    title = f"{group.title}: distance of the embeddings"
+    return _table(group, "distances", title, sketch, notes, entries=entries)
+
+
+_DISTANCES = (
+    (Column("before", spare=2), "target"),
+    (Column("after", higher_is_better=False, spare=1), "adapted"),
+)
+"""The columns of a condition, and what a record calls what they hold."""
+
+
+def _distance(
+    column: Column, kind: str, names: Sequence[str]
+) -> tuple[Column, Callable[[Entry], Cell]]:
+    """A column of mean distances over the conditions ``names``."""
+
+    def figure(record: dict[str, Any]) -> float | None:
+        found = _distances_of(record).get(kind) or {}
+        known = [value for name in names if (value := found.get(name)) is not None]
+        return fmean(known) if len(known) == len(names) else None
+
+    return column, lambda entry: shown(entry.mean(figure), 2, entry.deviation(figure))
+
+
+def _distances_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (record.get("embeddings") or {}).get("distance") or {}
+
+
+def _conditions_away(entry: Entry) -> list[str]:
+    """The conditions of which distances are there."""
+    found = _distances_of(entry.record)
+    return list(dict.fromkeys(n for _, kind in _DISTANCES for n in found.get(kind) or {}))
+
+
+def _layer_of(record: Mapping[str, Any]) -> str:
+    return str((record.get("embeddings") or {}).get("layer") or "an unnamed layer")
 
 
 SIMILARITIES = {
@@ -576,11 +659,11 @@ def _ms(time_ms: float | None) -> Cell:
 
 
 def gain(group: Group, entry: Entry) -> float | None:
-    """How many percentage points better than the source model; None if that was not run."""
+    """How many percentage points better than the source model, over the seeds both have."""
     source = group.source
-    if source is None or source.score is None or entry.score is None:
+    if source is None:
         return None
-    return entry.score - source.score if group.higher_is_better else source.score - entry.score
+    return entry.lead(source, higher_is_better=group.higher_is_better)
 
 
 def _gain_cell(group: Group, entry: Entry) -> Cell:
@@ -646,7 +729,3 @@ def _mean_of_blocks(which: list[int]) -> Figure:
         return fmean(known) if known and len(known) == len(scores) else None
 
     return figure
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
