@@ -300,6 +300,8 @@ class Execution:
         count = len(self.source or ())
         for number, sample in enumerate(self.source or (), 1):
             if self.stopping():
+                if round_ == 0:
+                    self.save()  # later looks are preceded by a checkpoint
                 raise Stopped(f"{self.name}: stopped at frame {self.tally.position}.")
             self.note(f"looking at source images: {number} of {count}")
             if sample.label is None:
