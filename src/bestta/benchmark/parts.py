@@ -82,7 +82,8 @@ def assemble(
     Args:
         run: What to assemble for.
         out: Where what was prepared is kept.
-        stopping: Asked between batches of preparing.
+        stopping: Asked while another run prepares the same; preparing itself heeds signals, and
+            puts down how far it is.
         note: Told how far preparing is.
     """
     torch.set_num_threads(run.threads)
@@ -125,7 +126,7 @@ def _profile(
         try:
             with held(turn):
                 if not path.exists():
-                    batches = Watched(_training_batches(run, card), stopping, note)
+                    batches = Watched(_training_batches(run, card), note)
                     _prepare(run, model, card, profile, batches, path)
         except Busy:
             note("waiting for another run that prepares the same")
@@ -134,18 +135,16 @@ def _profile(
 
 
 class Watched:
-    """Batches that tell how many have been asked for, and end when they are to."""
+    """Batches that tell how many have been asked for."""
 
-    def __init__(self, batches: Iterable[Any], stopping: Callable[[], bool], note: Note) -> None:
-        self.batches, self.stopping, self.note = batches, stopping, note
+    def __init__(self, batches: Iterable[Any], note: Note) -> None:
+        self.batches, self.note = batches, note
         self.passes = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.passes += 1
         total = f" of {len(self.batches)}" if isinstance(self.batches, Sized) else ""
         for number, batch in enumerate(self.batches, 1):
-            if self.stopping():
-                raise KeyboardInterrupt("stopped while it learned from source images.")
             self.note(f"learning from source images: batch {number}{total}, pass {self.passes}")
             yield batch
 
