@@ -60,7 +60,8 @@ def test_importing_bestta_imports_the_method_and_no_more():
     import subprocess
 
     folders = sorted(p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists())
-    heavy = (*(f"bestta.{name}" for name in folders if name != "adapters"), "cv2", "PIL")
+    method = ("adapters", "lean")
+    heavy = (*(f"bestta.{name}" for name in folders if name not in method), "cv2", "PIL")
     code = f"import bestta, sys; print([m for m in sys.modules if m.startswith({heavy})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -68,12 +69,13 @@ def test_importing_bestta_imports_the_method_and_no_more():
 
 def test_arrows_point_one_way():
     """The paper's files know no adapter, adapters no model and no data, data no protocol."""
-    paper = {"bein", "losses", "profile", "insertion"}
+    paper = {"bein", "losses", "moments", "profile", "insertion"}
     paper |= {"files", "outputs", "progress", "provenance", "interrupt"}
     sources = {"models", "data", "protocols", "metrics"}
     long_work = {"files", "interrupt", "progress", "provenance"}
     allowed = {
-        "adapters": paper | {"_version", "adapters"},
+        "lean": {"lean", "insertion"},
+        "adapters": paper | {"_version", "adapters", "lean"},
         "models": {"models", "files", "profile"},
         "data": {"data", "progress"},
         "protocols": {"protocols", "data"},

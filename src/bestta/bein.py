@@ -21,6 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bestta.moments import instance_moments
+
 EPS = 1e-5
 """Added to the variance of the input, as instance norm does."""
 
@@ -50,14 +52,6 @@ def channel_axis(x: Tensor, channel_dim: int | None = None) -> int:
     if axis == 0:
         raise ValueError("channel_dim=0 is the batch; the channels must lie on another axis.")
     return axis
-
-
-def instance_moments(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Mean and (population) variance of each channel of each sample, (B, C), in fp32 or wider."""
-    values = x.to(torch.promote_types(x.dtype, torch.float32))
-    over = [d for d in range(1, x.dim()) if d != axis]
-    variance, mean = torch.var_mean(values, dim=over, correction=0)
-    return mean, variance
 
 
 def bein_affine(
@@ -150,15 +144,15 @@ def transfer(
     channel_dim: int | None = None,
     stream: tuple[Tensor, Tensor] | None = None,
     stream_weight: float = 0.0,
+    found: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Transfer]:
-    """`bein`, and what it did; ``stream`` are the statistics (μ, σ) of the images before, (C,)."""
+    """`bein`, and what it did.
+
+    ``stream`` are the statistics (μ, σ) of the images before, (C,); ``found`` are mean and variance
+    of ``x``, (B, C), if they are known.
+    """
     axis = channel_axis(x, channel_dim)
-    if x.shape[axis] != mu_s.numel():
-        raise ValueError(
-            f"BeIN holds a source style of {mu_s.numel()} channels; "
-            f"these features, {tuple(x.shape)}, have {x.shape[axis]} (on axis {axis})."
-        )
-    mean, variance = instance_moments(x, axis)
+    mean, variance = style_of(x, mu_s, axis) if found is None else found
     mu_x, sigma_x = mean, (variance + eps).sqrt()
     if stream is not None:
         mu_x = stream_weight * stream[0] + (1 - stream_weight) * mu_x
@@ -177,6 +171,16 @@ def transfer(
         slope_max=slope_max,
     )
     return apply_affine(x, a, b, axis), Transfer(mean, variance, a, b, mu_x, sigma_x)
+
+
+def style_of(x: Tensor, mu_s: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Mean and variance (B, C) of features that are to be given the style ``mu_s`` is part of."""
+    if x.shape[axis] != mu_s.numel():
+        raise ValueError(
+            f"BeIN holds a source style of {mu_s.numel()} channels; "
+            f"these features, {tuple(x.shape)}, have {x.shape[axis]} (on axis {axis})."
+        )
+    return instance_moments(x, axis)
 
 
 def bein(
@@ -285,8 +289,28 @@ class BeIN(nn.Module):
         self.gamma_mu = nn.Parameter(start.detach().clone())
         self.gamma_sigma = nn.Parameter(start.detach().clone())
 
-    def transfer(self, x: Tensor) -> tuple[Tensor, Transfer]:
-        """BeIN(x), and what it did; advances the stream's statistics if they are kept."""
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each channel of each sample of ``x``, (B, C)."""
+        return style_of(x, self.mu_s, channel_axis(x, self.channel_dim))
+
+    def style(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """How far features are from the source style, (B, 2, C), in units of its deviation.
+
+        Of each channel the shift of its mean and the logarithm of its contrast; both 0 where the
+        source itself is silent.
+        """
+        live = self.sigma_s**2 > 2 * self.eps
+        shift = (mean.detach() - self.mu_s) / self.sigma_s
+        contrast = 0.5 * ((variance.detach() + self.eps) / self.sigma_s**2).log()
+        return torch.where(live, torch.stack([shift, contrast], 1), 0.0)
+
+    def transfer(
+        self, x: Tensor, found: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Transfer]:
+        """BeIN(x), and what it did; advances the stream's statistics if they are kept.
+
+        ``found`` is what `moments` returned for ``x``, if it was asked before.
+        """
         stream = None if self.mu_x is None or self.sigma_x is None else (self.mu_x, self.sigma_x)
         y, done = transfer(
             x,
@@ -302,6 +326,7 @@ class BeIN(nn.Module):
             channel_dim=self.channel_dim,
             stream=stream,
             stream_weight=self.statistics_decay,
+            found=found,
         )
         if self.statistics_decay > 0:
             # Choice: a batch moves the average once, by the mean of its samples.

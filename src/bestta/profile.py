@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bestta._version import __version__
-from bestta.bein import channel_axis, instance_moments
+from bestta.bein import channel_axis
 from bestta.files import load_tensors, save_tensors
 from bestta.insertion import (
     FeatureFunction,
@@ -30,6 +30,7 @@ from bestta.insertion import (
     find_module,
     inserted,
 )
+from bestta.moments import instance_moments
 from bestta.outputs import OutputKey, Task, select_logits, task_of
 from bestta.progress import Progress
 

@@ -23,10 +23,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bestta.adapters.network import Network
+from bestta.moments import moments
 from bestta.outputs import OutputKey
-
-_PIECE = 2048
-"""So many values of a channel are summed in single precision at most."""
 
 
 class AdaptiveNorm(nn.Module, ABC):
@@ -206,27 +204,6 @@ def check_affine(names: Iterable[str], model: nn.Module, method: str) -> list[st
 def values_per_channel(x: Tensor) -> int:
     """How many values of (B, C, ...) a channel has."""
     return x.numel() // max(1, x.shape[1])
-
-
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (C,) of the values of each channel of (B, C, ...)."""
-    wide = _wide(x)
-    if x.device.type != "cpu" or (wide.requires_grad and torch.is_grad_enabled()):
-        variance, mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
-        return mean, variance
-    # What batch norm itself uses: many times as fast as var_mean, but it knows no gradient, and
-    # with channels last it sums in single precision: so it gets a few thousand values at a time.
-    if wide.is_contiguous():
-        mean, variance = torch.batch_norm_update_stats(wide, None, None, 0.0)
-        return mean, variance
-    pieces = torch.split(wide.movedim(1, -1).flatten(0, -2), _PIECE)
-    seen = [torch.batch_norm_update_stats(piece, None, None, 0.0) for piece in pieces]
-    means, variances = (torch.stack(values).double() for values in zip(*seen, strict=True))
-    sizes = torch.tensor([len(piece) for piece in pieces], dtype=torch.float64).unsqueeze(1)
-    shares = sizes / sizes.sum()
-    mean = (shares * means).sum(0)
-    variance = (shares * (variances + (means - mean) ** 2)).sum(0)
-    return mean.to(wide.dtype), variance.to(wide.dtype)
 
 
 def _affine(

@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shapes, is_finite
 from bestta.adapters.network import gradients
 from bestta.adapters.registry import register_adapter
+from bestta.adapters.schedule import SCHEDULE, check_when, schedule_of
 from bestta.adapters.settings import not_negative, one_of, within
 from bestta.bein import BeIN, GammaShape, Transfer, apply_affine, channel_axis
 from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
+from bestta.lean import LeanModel, lean_entropy_loss
 from bestta.losses import (
     average,
     content_loss_of_affine,
@@ -92,6 +95,19 @@ class BesttaConfig(AdapterConfig):
     predict: Literal["before", "after"] = "before"
     """Return the prediction of the forward that was trained on, or of one more after the update."""
 
+    when: Literal["always", "auto"] | int = "always"
+    """On which images γ learns: on each, on every so-many-th, or, ``"auto"``, on none while the
+    stream is settled and again at once when its style moves. BeIN follows every image in any case:
+    without a backward pass the style is still transferred, by γ as it is."""
+    lean: bool = True
+    """Run the model so that a step costs little more time and memory than a prediction: the same
+    results to rounding. False: plain autograd."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the model's convolutions and matrix products. BeIN and the losses are always in fp32."""
+    entropy_stride: int = 1
+    """2: the entropy of a segmentation at half its resolution, of the logits' 2x2 means; and so
+    on. The prediction is not affected."""
+
     eps: float = 1e-5
     """Added to variances, as in instance norm, of the image and of the source alike."""
     slope_min: float = 0.1
@@ -114,6 +130,12 @@ class BesttaConfig(AdapterConfig):
         one_of(self, "embedding", "pooled", "map")
         one_of(self, "embedding_start", "first", "source")
         one_of(self, "predict", "before", "after")
+        one_of(self, "precision", "fp32", "bf16")
+        check_when(self.when)
+        if not isinstance(self.entropy_stride, int) or self.entropy_stride < 1:
+            raise ValueError(
+                f"entropy_stride is a whole number from 1 on, not {self.entropy_stride!r}."
+            )
         not_negative(self, "lr", "style_floor")
         not_negative(self, "lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
         within(self, 0, 1, "momentum", "embedding_decay", "statistics_decay")
@@ -195,6 +217,8 @@ class Bestta(Adapter):
             for name, bein in self.bein.items()
         }
         self.target_embedding: dict[str, Tensor] = {}
+        self.lean = LeanModel(self.model, tuple(layers)) if self.config.lean else None
+        self.schedule = schedule_of(self.config.when)
         self.velocity = {name: torch.zeros_like(p) for name, p in self.trainable.items()}
 
     def _build(self, name: str, layer: LayerProfile) -> BeIN:
@@ -231,15 +255,17 @@ class Bestta(Adapter):
 
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """One image: forward through BeIN, losses, one step of SGD on γ."""
-        learns = self.config.lr > 0 and bool(self.config.weights)
-        statistics = {name: (bein.mu_x, bein.sigma_x) for name, bein in self.bein.items()}
-        with torch.set_grad_enabled(learns):
-            logits, passes = self.forward(image)
+        learning = self.config.lr > 0 and bool(self.config.weights)
+        logits, passes = self.forward(image, learning)
         far = self.out_of_reach(passes)
         if far:
             return logits, StepReport.undone(far)
-        if not learns:
+        if not learning:
             return logits, StepReport(reason="γ is held still: no learning rate or no loss")
+        if not all(through.learns for through in passes.values()):
+            for name in self.bein if self.config.style == "directional" else ():
+                self.track(name, passes[name].unadapted)
+            return logits, StepReport(reason=self.schedule.reason)
 
         losses = self.losses(logits, passes)
         total = total_loss(losses, self.config.weights)
@@ -253,32 +279,59 @@ class Bestta(Adapter):
         self.update(slopes)
         if self.config.predict == "after":
             # The second forward sees the stream's statistics as the first one did.
-            for name, bein in self.bein.items():
-                bein.mu_x, bein.sigma_x = statistics[name]
+            self.restyle(passes)
             with torch.no_grad():
-                logits, _ = self.forward(image)
+                logits, _ = self.forward(image, learning=False)
         return logits, StepReport(adapted=True, losses=values)
 
-    def forward(self, image: Tensor) -> tuple[Tensor, dict[str, Pass]]:
-        """The model with BeIN in it: its logits, and what went through each BeIN."""
+    def forward(self, image: Tensor, learning: bool = True) -> tuple[Tensor, dict[str, Pass]]:
+        """The model with BeIN in it: its logits, and what went through each BeIN.
+
+        Whether this image is one to learn from is decided at the first BeIN, by its style there:
+        nothing before it needs a graph, and if not, nothing behind it does either.
+        """
+        statistics = {name: (bein.mu_x, bein.sigma_x) for name, bein in self.bein.items()}
         passes: dict[str, Pass] = {}
+        learns = False
         whole_maps = self.config.embedding == "map"
 
         def through(name: str) -> FeatureFunction:
             def put(x: Tensor) -> Tensor:
+                nonlocal learns
                 check_batch(x, image, name)
-                y, done = self.bein[name].transfer(x)
-                passes[name] = Pass(done, x if whole_maps else None)
+                bein = self.bein[name]
+                found = bein.moments(x)
+                if not passes:
+                    learns = learning and self.schedule.due(bein.style(*found))
+                with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+                    y, done = bein.transfer(x, found)
+                passes[name] = Pass(done, x if whole_maps else None, statistics[name], learns)
                 # Without the entropy no loss looks behind the last BeIN: the graph ends there.
                 last = len(passes) == len(self.bein)
                 return y.detach() if last and not self.config.lambda_entropy else y
 
             return put
 
-        with inserted(self.model, {name: through(name) for name in self.bein}) as runs:
-            logits = select_logits(self.model(image), self.config.output)
-        check_ran_once(runs, self.bein, self.model)
-        return logits, passes
+        def run(pixels: Tensor) -> Tensor:
+            self.restyle(passes)
+            passes.clear()
+            with inserted(self.model, {name: through(name) for name in self.bein}) as runs:
+                with torch.autocast(image.device.type, torch.bfloat16, enabled=self._half):
+                    output = self.model(pixels)
+            check_ran_once(runs, self.bein, self.model)
+            return select_logits(output, self.config.output)
+
+        logits = self.lean(image, run) if self.lean else run(image)
+        return logits.float() if self._half else logits, passes
+
+    @property
+    def _half(self) -> bool:
+        return self.config.precision == "bf16"
+
+    def restyle(self, passes: Mapping[str, Pass]) -> None:
+        """Put the stream's statistics back to what they were before a forward."""
+        for name, through in passes.items():
+            self.bein[name].mu_x, self.bein[name].sigma_x = through.before
 
     def out_of_reach(self, passes: Mapping[str, Pass]) -> str:
         """Why these features are too far from the source to learn from; empty if they are not.
@@ -315,10 +368,19 @@ class Bestta(Adapter):
                 for p in passes.values()
             )
         if "entropy" in weights:
-            losses["entropy"] = entropy_loss(logits)
+            losses["entropy"] = self.entropy(logits)
         if "l2" in weights:
             losses["l2"] = average(l2_loss(b.gamma_mu, b.gamma_sigma) for b in self.bein.values())
         return losses
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        """Eq. 12, at the resolution that was asked for."""
+        stride = self.config.entropy_stride
+        if logits.dim() == 4 and stride > 1:
+            logits = F.avg_pool2d(logits, stride, ceil_mode=True, count_include_pad=False)
+        if logits.dim() == 4 and self.lean:
+            return lean_entropy_loss(logits)
+        return entropy_loss(logits)
 
     def style_loss(self, name: str, through: Pass) -> Tensor:
         """The style loss at one layer; the directional one first takes the image into A."""
@@ -370,7 +432,7 @@ class Bestta(Adapter):
                 "target_embedding": self.target_embedding.get(name),
             }
             state.update({f"{name}/{k}": v.clone() for k, v in kept.items() if v is not None})
-        return state
+        return {**state, **self.schedule.state()}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -387,6 +449,7 @@ class Bestta(Adapter):
             for name in self.bein
             if f"{name}/target_embedding" in state
         }
+        self.schedule.restore(state)
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise a ValueError unless names and shapes fit, and every number is finite."""
@@ -397,7 +460,9 @@ class Bestta(Adapter):
             f"{n}/{key}": b.mu_s.shape for n, b in self.bein.items() for key in ("mu_x", "sigma_x")
         }
         optional |= {f"{n}/target_embedding": e.shape for n, e in self.source_embedding.items()}
+        optional |= {n: t.shape for n, t in state.items() if n.startswith(SCHEDULE)}
         check_shapes(state, needed, optional)
+        self.schedule.check_state(state)
         for name in self.bein:
             mu_x, sigma_x = state.get(f"{name}/mu_x"), state.get(f"{name}/sigma_x")
             if (mu_x is None) != (sigma_x is None) or (sigma_x is not None and sigma_x.min() < 0):
@@ -411,6 +476,15 @@ class Pass:
     done: Transfer
     features: Tensor | None
     """The whole input map, if the embeddings are whole maps."""
+    before: tuple[Tensor | None, Tensor | None]
+    """The stream's statistics before this image."""
+    learns: bool
+    """Whether the image is one to learn from."""
+
+    @property
+    def unadapted(self) -> Tensor:
+        """E(x), (B, ...)."""
+        return self.done.mean if self.features is None else self.features
 
     def embeddings(self, channel_dim: int | None) -> tuple[Tensor, Tensor]:
         """E(x) and E'(x), (B, ...): BeIN's input and output, pooled or as whole maps."""

@@ -18,13 +18,13 @@ from bestta.adapters.base import Adapter, AdapterConfig, StepReport
 from bestta.adapters.batchnorm import (
     AdaptiveNorm,
     check_batch_norms,
-    moments,
     replace_norms,
     values_per_channel,
 )
 from bestta.adapters.network import Network
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import fraction
+from bestta.moments import moments
 
 
 @dataclass(frozen=True, kw_only=True)

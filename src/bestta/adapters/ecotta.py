@@ -47,7 +47,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
-from bestta.adapters.batchnorm import MixedNorm, moments, share_of_batch, values_per_channel
+from bestta.adapters.batchnorm import MixedNorm, share_of_batch, values_per_channel
 from bestta.adapters.network import Network, gradients, skeleton
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.preparation import Preparation, source_loss
@@ -55,6 +55,7 @@ from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import at_least_one, not_negative, prior_strength, within
 from bestta.insertion import find_module
 from bestta.losses import entropy
+from bestta.moments import moments
 from bestta.outputs import OutputKey, select_logits
 
 FEWEST, MOST = 3, 5

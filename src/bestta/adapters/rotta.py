@@ -33,7 +33,6 @@ from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shape
 from bestta.adapters.batchnorm import (
     AdaptiveNorm,
     batch_norm_weights,
-    moments,
     replace_norms,
     values_per_channel,
 )
@@ -42,6 +41,7 @@ from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import at_least_one, fraction, not_negative, within
 from bestta.losses import cross_entropy, entropy
+from bestta.moments import moments
 
 
 @dataclass(frozen=True, kw_only=True)

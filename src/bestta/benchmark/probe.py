@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bestta.adapters.base import Adapter
-from bestta.bein import channel_axis, instance_moments
+from bestta.bein import channel_axis
 from bestta.insertion import check_batch, check_ran_once, find_module, inserted
+from bestta.moments import instance_moments
 from bestta.outputs import select_logits
 from bestta.profile import SourceProfile
 
