@@ -35,6 +35,7 @@ from bestta.profile import ModelIdentity, SourceProfile, check_image
 
 KIND = "adapter state"
 FORMAT = 1
+COUNTERS = ("images_seen", "images_adapted")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class StepReport:
     """Whether the image was refused or its step undone: the state is that of before the image."""
     reason: str = ""
     """Why nothing was adapted, if so."""
+    adapted_share: float = 0.0
+    """Fraction of the images seen, with this call's, from which the parameters were updated."""
     time_ms: float = 0.0
     """Wall time of the call."""
 
@@ -106,6 +109,7 @@ class Adapter(ABC):
         self.generator = torch.Generator().manual_seed(config.seed)
         self.last = StepReport(reason="no image yet")
         self.images_seen = 0
+        self.images_adapted = 0
         self._pauses = 0
         freeze(model)
         # Called by remove(), or when the adapter is no longer used; once.
@@ -216,8 +220,14 @@ class Adapter(ABC):
             else:
                 prediction, report = self._transaction(image)
         self.images_seen += len(image)
+        self.images_adapted += len(image) if report.adapted else 0
         elapsed = (time.perf_counter() - started) * 1e3
-        self.last = replace(report, images_seen=self.images_seen, time_ms=elapsed)
+        self.last = replace(
+            report,
+            images_seen=self.images_seen,
+            adapted_share=self.images_adapted / self.images_seen,
+            time_ms=elapsed,
+        )
         return prediction.detach()
 
     def predict_source(self, image: Tensor) -> Tensor:
@@ -299,13 +309,17 @@ class Adapter(ABC):
                     f"{path} was saved with {name}={theirs!r}, this adapter has {name}={ours!r}; "
                     f"make one with the saved value: bestta.adapt(…, {name}={theirs!r})."
                 )
+        # States of before images_adapted was counted have none.
+        state.setdefault("images_adapted", torch.tensor(0))
         ours = self.generator.get_state()
-        counter, generator = (state.get(k, torch.empty(0)) for k in ("images_seen", "generator"))
-        if (counter.dtype, counter.dim()) != (torch.int64, 0) or (
+        generator = state.get("generator", torch.empty(0))
+        counters = [state.get(name, torch.empty(0)) for name in COUNTERS]
+        if any((c.dtype, c.dim()) != (torch.int64, 0) for c in counters) or (
             (generator.dtype, generator.shape) != (ours.dtype, ours.shape)
         ):
             raise ValueError(f"{path} is a damaged {KIND}: its counter or generator is not one.")
-        self.check_state({k: v for k, v in state.items() if k not in ("images_seen", "generator")})
+        own = {k: v for k, v in state.items() if k not in (*COUNTERS, "generator")}
+        self.check_state(own)
         self._restore_whole(state)
 
     @torch.inference_mode(False)
@@ -374,13 +388,14 @@ class Adapter(ABC):
     def _whole_state(self) -> dict[str, Tensor]:
         return {
             **self.state(),
-            "images_seen": torch.tensor(self.images_seen),
+            **{name: torch.tensor(getattr(self, name)) for name in COUNTERS},
             "generator": self.generator.get_state(),
         }
 
     def _restore_whole(self, state: Mapping[str, Tensor]) -> None:
         own = dict(state)
-        self.images_seen = int(own.pop("images_seen"))
+        for name in COUNTERS:
+            setattr(self, name, int(own.pop(name)))
         self.generator.set_state(own.pop("generator"))
         self.restore(own)
 

@@ -7,7 +7,9 @@ predicts. Where the paper leaves a choice open, the setting that decides it says
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +21,7 @@ from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shape
 from bestta.adapters.network import gradients
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.schedule import SCHEDULE, check_when, schedule_of
-from bestta.adapters.settings import not_negative, one_of, within
+from bestta.adapters.settings import at_least_one, not_negative, one_of, within
 from bestta.bein import BeIN, GammaShape, Transfer, apply_affine, channel_axis
 from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
 from bestta.lean import LeanModel, lean_entropy_loss
@@ -132,10 +134,7 @@ class BesttaConfig(AdapterConfig):
         one_of(self, "predict", "before", "after")
         one_of(self, "precision", "fp32", "bf16")
         check_when(self.when)
-        if not isinstance(self.entropy_stride, int) or self.entropy_stride < 1:
-            raise ValueError(
-                f"entropy_stride is a whole number from 1 on, not {self.entropy_stride!r}."
-            )
+        at_least_one(self, "entropy_stride")
         not_negative(self, "lr", "style_floor")
         not_negative(self, "lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
         within(self, 0, 1, "momentum", "embedding_decay", "statistics_decay")
@@ -217,7 +216,9 @@ class Bestta(Adapter):
             for name, bein in self.bein.items()
         }
         self.target_embedding: dict[str, Tensor] = {}
-        self.lean = LeanModel(self.model, tuple(layers)) if self.config.lean else None
+        self.lean: LeanModel | None = None
+        if self.config.lean:
+            self.lean = LeanModel(self.model, tuple(layers))
         self.schedule = schedule_of(self.config.when)
         self.velocity = {name: torch.zeros_like(p) for name, p in self.trainable.items()}
 
@@ -255,11 +256,38 @@ class Bestta(Adapter):
 
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """One image: forward through BeIN, losses, one step of SGD on γ."""
+        if self.lean is None:
+            return self.one_step(image)
+        before = self.state()
+        try:
+            return self.one_step(image)
+        except RuntimeError as error:
+            # Perhaps something that only plain autograd can do; if not, it raises there as well.
+            self.restore(before)
+            lean, self.lean = self.lean, None
+            try:
+                done = self.one_step(image)
+            except BaseException:
+                self.lean = lean
+                raise
+            warnings.warn(
+                f"{type(self.model).__name__} does not run lean, and this adapter goes on with "
+                "plain autograd (lean=False says so from the start). "
+                + str(error).partition("\n")[0],
+                stacklevel=4,
+            )
+            return done
+
+    def one_step(self, image: Tensor) -> tuple[Tensor, StepReport]:
+        """The step itself, by whichever way the model is run."""
         learning = self.config.lr > 0 and bool(self.config.weights)
         logits, passes = self.forward(image, learning)
         far = self.out_of_reach(passes)
         if far:
             return logits, StepReport.undone(far)
+        first = next(iter(passes))
+        done = passes[first].done
+        self.schedule.seen(self.bein[first].style(done.mean, done.variance))
         if not learning:
             return logits, StepReport(reason="γ is held still: no learning rate or no loss")
         if not all(through.learns for through in passes.values()):
@@ -315,18 +343,20 @@ class Bestta(Adapter):
         def run(pixels: Tensor) -> Tensor:
             self.restyle(passes)
             passes.clear()
-            with inserted(self.model, {name: through(name) for name in self.bein}) as runs:
-                with torch.autocast(image.device.type, torch.bfloat16, enabled=self._half):
-                    output = self.model(pixels)
+            functions = {name: through(name) for name in self.bein}
+            with inserted(self.model, functions) as runs, self.precision():
+                output = self.model(pixels)
             check_ran_once(runs, self.bein, self.model)
             return select_logits(output, self.config.output)
 
-        logits = self.lean(image, run) if self.lean else run(image)
-        return logits.float() if self._half else logits, passes
+        logits = run(image) if self.lean is None else self.lean(image, run).contiguous()
+        return logits if self.config.precision == "fp32" else logits.float(), passes
 
-    @property
-    def _half(self) -> bool:
-        return self.config.precision == "bf16"
+    def precision(self) -> AbstractContextManager[Any]:
+        """Lower precision while the context lasts, if asked for; else as it is."""
+        if self.config.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def restyle(self, passes: Mapping[str, Pass]) -> None:
         """Put the stream's statistics back to what they were before a forward."""
@@ -460,9 +490,12 @@ class Bestta(Adapter):
             f"{n}/{key}": b.mu_s.shape for n, b in self.bein.items() for key in ("mu_x", "sigma_x")
         }
         optional |= {f"{n}/target_embedding": e.shape for n, e in self.source_embedding.items()}
-        optional |= {n: t.shape for n, t in state.items() if n.startswith(SCHEDULE)}
+        channels = next(iter(self.bein.values())).channels
+        optional |= {
+            f"{SCHEDULE}{n}": torch.Size(shape)
+            for n, shape in self.schedule.shapes(channels).items()
+        }
         check_shapes(state, needed, optional)
-        self.schedule.check_state(state)
         for name in self.bein:
             mu_x, sigma_x = state.get(f"{name}/mu_x"), state.get(f"{name}/sigma_x")
             if (mu_x is None) != (sigma_x is None) or (sigma_x is not None and sigma_x.min() < 0):

@@ -120,6 +120,7 @@ class Tally:
 
     def note(self, report: StepReport) -> None:
         """What a call of the adapter did."""
+        self.events["calls"] = self.events.get("calls", 0) + 1
         for name in ("adapted", "skipped", "rolled_back"):
             self.events[name] += bool(getattr(report, name))
         if report.reason:
@@ -230,7 +231,10 @@ class Tally:
             "frames": self.frames,
             "traces": {name: values[::every] for name, values in self.traces.items()},
             "traced_every": every,
-            "events": self.events,
+            "events": {
+                **self.events,
+                "adapted_share": self.events["adapted"] / max(1, self.events.get("calls", 0)),
+            },
             "pictures": {
                 "conditions": self.conditions,
                 "worst": [{k: v for k, v in w.items() if k != "badness"} for w in self.worst],

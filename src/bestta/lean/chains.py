@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -34,6 +35,8 @@ QUERIES = {
 """Calls that ask about a tensor and not for its values."""
 
 _LAYOUT = {
+    # PyTorch's gradient of it is wrong for one image whose gradient has its channels last.
+    F.instance_norm,
     torch.as_strided,
     Tensor.as_strided,
     Tensor.stride,
@@ -43,7 +46,7 @@ _LAYOUT = {
     Tensor.untyped_storage,
     Tensor.set_,
 }
-"""Calls whose answer depends on how the values lie in memory."""
+"""Calls whose answer, or gradient, depends on how the values lie in memory."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +123,21 @@ class Watch(TorchFunctionMode):
                 self._uses[id(weights)] += 1
                 self._roots.append(made)
         del operation  # it holds on to the maps
-        for tensor in tensors_in(args, named):
-            read_map = self._maps.get(id(tensor))
-            if read_map is not None and read_map.value() is tensor:
-                read_map.readers.append((step, made))
-                read_map.overwritten |= tensor is out
+        for read_map, tensor in self._read(args, named):
+            read_map.readers.append((step, made))
+            read_map.overwritten |= tensor is out
         if made is not None:
             self._maps[id(out)] = made
         elif isinstance(out, Tensor):
             self._maps.pop(id(out), None)
         return out
+
+    def _read(self, args: Any, named: Mapping[str, Any]) -> Iterator[tuple[_Map, Tensor]]:
+        """The known maps among the arguments of a call."""
+        for tensor in tensors_in(args, named):
+            known = self._maps.get(id(tensor))
+            if known is not None and known.value() is tensor:
+                yield known, tensor
 
     def plan(self) -> Plan:
         """What was seen; to be asked when the forward is over."""

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bestta.lean.functions import once
+
 _STRIP = 1 << 16
 """Logits taken at a time: few enough to stay in the cache of a core."""
 
@@ -47,6 +49,7 @@ class _Entropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        once()
         (to_logits,) = ctx.saved_tensors
         scaled: Tensor = to_logits.mul_(gradient)  # nobody else holds it
         return scaled

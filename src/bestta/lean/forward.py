@@ -35,6 +35,9 @@ from bestta.lean.operations import (
 
 Answer = TypeVar("Answer")
 
+_LARGE = 128 * 128
+"""From so many pixels on, of all images of a batch, it pays: below, what PyTorch keeps for the
+backward pass is little beside the weights, and its own way is quicker."""
 _FEW_CHANNELS = 32
 _MOST_PARTS = 8
 
@@ -43,7 +46,7 @@ def _nothing() -> None:
     """Like a reference to something that is gone."""
 
 
-_NOTHING: tuple[Callable[[], None], tuple[()]] = (_nothing, ())
+_NOTHING: tuple[Callable[[], None], int, tuple[()]] = (_nothing, 0, ())
 
 
 class Surprise(BaseException):
@@ -70,7 +73,12 @@ class _Expected:
 
 
 class LeanForward(TorchFunctionMode):
-    """While in force, frozen operations keep for the backward pass only what it needs."""
+    """While in force, frozen operations keep for the backward pass only what it needs.
+
+    Of a chain that is done in one go, the model is handed stand-ins for the maps in between: of
+    their shape, without values. Whoever reads one all the same is a `Surprise`. One that does so
+    where no call is seen, as a scripted function would, finds a tensor on no device, and fails.
+    """
 
     def __init__(self, plan: Plan, channels_last: bool = False) -> None:
         super().__init__()
@@ -78,7 +86,9 @@ class LeanForward(TorchFunctionMode):
         self._channels_last = channels_last
         self._gradients = torch.is_grad_enabled()
         self._expected: dict[int, _Expected] = {}
-        self._joined: tuple[Callable[[], Tensor | None], tuple[Part, ...]] = _NOTHING
+        self._spent: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        """Maps that nobody may read any more, and the weights that their chain begins with."""
+        self._joined: tuple[Callable[[], Tensor | None], int, tuple[Part, ...]] = _NOTHING
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -86,50 +96,57 @@ class LeanForward(TorchFunctionMode):
         """Answer a call of the model."""
         named = kwargs or {}
         if func in QUERIES:
+            if self._expected and args:
+                expected = self._expected.get(id(args[0]))
+                args = args if expected is None else (expected.value, *args[1:])
             return func(*args, **named)
         operation = read(func, args, named)
-        if isinstance(operation, Follow):
+        # Inside of an autograd function, which has a backward pass of its own for what it does,
+        # gradients are off: nothing is done in advance there, nor was it.
+        outside = torch.is_grad_enabled() == self._gradients
+        if outside and isinstance(operation, Follow):
             expected = self._expected.get(id(operation.x))
             if expected is not None and expected.ahead and expected.steps[0].same(operation.step):
-                return self._go_on(expected)
-        elif isinstance(operation, Add):
+                return self._go_on(expected, operation.x)
+        elif outside and isinstance(operation, Add):
             done = self._add(operation)
             if done is not None:
                 return done
-        if self._expected:
+        if self._expected or self._spent:
             self._check(args, named)
         if isinstance(operation, Convolve):
-            return self._start(
-                operation.x, Block(operation, channels_last=self._channels_last), operation.weight
-            )
+            block = Block(operation, channels_last=self._channels_last)
+            return self._start(operation.x, block, operation.weight, outside)
         if isinstance(operation, Follow):
             if isinstance(operation.step, Norm):
-                return self._start(operation.x, Block(norm=operation.step), operation.step.mean)
+                block = Block(norm=operation.step)
+                return self._start(operation.x, block, operation.step.mean, outside)
             if _wanted(operation.x) and not operation.x._is_view():
-                return run(operation.x, Block(activation=operation.step), inplace=operation.inplace)
+                block = Block(activation=operation.step)
+                return run(operation.x, block, inplace=operation.inplace)
         if isinstance(operation, Pool) and _wanted(operation.x):
             return pool(operation)
         if isinstance(operation, Join) and torch.is_grad_enabled():
             joined = func(*args, **named)
             parts = parts_of(operation.tensors)
             if 0 < len(parts) <= _MOST_PARTS:
-                self._joined = weakref.ref(joined), parts
+                self._joined = weakref.ref(joined), joined._version, parts
             return joined
-        if func is F.interpolate and self._channels_last:
-            args = (_few_channels_first(args[0]), *args[1:]) if args else args
+        if func is F.interpolate and self._channels_last and args:
+            args = (_few_channels_first(args[0]), *args[1:])
         return func(*args, **named)
 
     def finish(self) -> None:
-        """Raise a `Surprise` if a call that was answered in advance never came."""
+        """Raise a `Surprise` if a call that was done in advance never came, or a map lives on."""
         for expected in self._expected.values():
             if expected.ahead:
                 raise Surprise(expected.weights)
+        for value, weights in self._spent.values():
+            if value() is not None:
+                raise Surprise(weights)
 
-    def _start(self, x: Tensor, block: Block, weights: Tensor) -> Tensor:
+    def _start(self, x: Tensor, block: Block, weights: Tensor, outside: bool) -> Tensor:
         """Do an operation, and with it as much of what follows as needs nothing else."""
-        # Inside of an autograd function, which has a backward pass of its own for what it does,
-        # gradients are off: what follows it is not to be done there.
-        outside = torch.is_grad_enabled() == self._gradients
         steps = list(self._plan.after(weights)) if outside else []
         ahead = 0
         if steps and isinstance(steps[0], Norm):
@@ -138,21 +155,38 @@ class LeanForward(TorchFunctionMode):
         if len(steps) > ahead and isinstance(step := steps[ahead], Activation):
             block = block._replace(activation=step)
             ahead += 1
-        joined, parts = self._joined
-        # Of what was put together last, if this is it: gradients to nothing else are wanted.
-        y = run(x, block, parts=parts if joined() is x and _is_whole(block) else ())
-        if joined() is x:
+        joined, version, parts = self._joined
+        # Of what was put together last, if this is it and as it was: no other gradients are wanted.
+        own = joined() is x and x._version == version and _is_whole(block)
+        y = run(x, block, parts=parts if own else ())
+        if own:
             self._joined = _NOTHING
-        self._expect(weights, y, steps, ahead)
-        return y
+        return self._hand_out(_Expected(weights, y, steps, ahead))
 
-    def _go_on(self, expected: _Expected) -> Tensor:
+    def _go_on(self, expected: _Expected, given: Tensor) -> Tensor:
         """Answer a call that was done in advance."""
+        del self._expected[id(given)]
         expected.steps.pop(0)
         expected.ahead -= 1
-        if not expected.steps:
-            del self._expected[id(expected.value)]
-        return expected.value
+        return self._hand_out(expected)
+
+    def _hand_out(self, expected: _Expected) -> Tensor:
+        """The map itself if its values are those of the last call, or else something like it."""
+        y = expected.value
+        given = self._stand_in(y, expected.weights) if expected.ahead else y
+        if expected.steps:
+            self._expected[id(given)] = expected
+        return given
+
+    def _stand_in(self, y: Tensor, weights: Tensor) -> Tensor:
+        given = torch.empty_like(y, device="meta", requires_grad=y.requires_grad)
+        self._spend(given, weights)
+        return given
+
+    def _spend(self, x: Tensor, weights: Tensor) -> None:
+        """Nobody may read ``x`` from now on, but for the call that is expected."""
+        key, spent = id(x), self._spent
+        spent[key] = weakref.ref(x, lambda _: spent.pop(key, None)), weights
 
     def _add(self, operation: Add) -> Tensor | None:
         """A sum, written over an operand of which it is known that nobody else reads it."""
@@ -169,21 +203,24 @@ class LeanForward(TorchFunctionMode):
             self._check((other,), {})
             rest = expected.steps[1:]
             activation = rest[0] if rest and isinstance(rest[0], Activation) else None
-            y = add(x, other, activation)
-            self._expect(expected.weights, y, rest, ahead=int(activation is not None))
-            return y
+            y = add(x, other, activation if not operation.inplace else None, operation.inplace)
+            if operation.inplace:
+                return y
+            self._spend(x, expected.weights)
+            return self._hand_out(
+                _Expected(expected.weights, y, rest, ahead=int(activation is not None))
+            )
         return None
 
-    def _expect(self, weights: Tensor, y: Tensor, steps: list[Follower], ahead: int) -> None:
-        if steps:
-            self._expected[id(y)] = _Expected(weights, y, steps, ahead)
-
     def _check(self, args: Any, named: Any) -> None:
-        """Nobody may read a map that is ahead of the model."""
+        """Nobody may read a map that is ahead of the model, or no more what it was."""
         for tensor in tensors_in(args, named):
             expected = self._expected.pop(id(tensor), None)
             if expected is not None and expected.ahead:
                 raise Surprise(expected.weights)
+            spent = self._spent.get(id(tensor))
+            if spent is not None and spent[0]() is tensor:
+                raise Surprise(spent[1])
 
 
 def _is_whole(block: Block) -> bool:
@@ -212,20 +249,23 @@ class LeanModel:
 
     def __call__(self, image: Tensor, forward: Callable[[Tensor], Answer]) -> Answer:
         """``forward(image)``, lean. It may be called again, and must then begin anew."""
+        if image[:, 0].numel() < _LARGE:
+            return forward(image)
+        plan = self._plan(image)
+        given_up: Plan | None = None
         while True:
-            plan = self._plan(image)
             try:
                 return self._run(image, plan, forward)
             except Surprise as surprise:
-                self._keep(plan.without(surprise.weights))
+                plan = plan.without(surprise.weights)
             except RuntimeError:
                 if not plan.any_layout:
+                    if given_up is not None:
+                        self._keep(given_up)  # it was not the layout
                     raise
                 # Perhaps written for maps that lie row by row: if so, those of this model do now.
-                plan = replace(plan, any_layout=False)
-                answer = self._run(image, plan, forward)
-                self._keep(plan)
-                return answer
+                given_up, plan = plan, replace(plan, any_layout=False)
+            self._keep(plan)
 
     def _run(self, image: Tensor, plan: Plan, forward: Callable[[Tensor], Answer]) -> Answer:
         last = plan.any_layout and image.dim() == 4 and image.device.type == "cpu"
@@ -237,15 +277,31 @@ class LeanModel:
     def _plan(self, image: Tensor) -> Plan:
         known = _plans.get(self.model, {})
         if self.layers not in known:
-            watch = Watch()
-            functions = dict.fromkeys(self.layers, torch.clone)
-            with torch.no_grad(), inserted(self.model, functions), watch:
-                self.model(image)
-            self._keep(watch.plan())
+            try:
+                # A part of the image shows as much, in less time and memory.
+                self._keep(self._watch(_corner(image)))
+            except Exception:  # a model of one size
+                self._keep(self._watch(image))
         return _plans[self.model][self.layers]
+
+    def _watch(self, image: Tensor) -> Plan:
+        watch = Watch()
+        functions = dict.fromkeys(self.layers, torch.clone)
+        # A model that draws at random draws afterwards what it would have drawn.
+        drawing = torch.random.fork_rng(devices=[image.device] if image.is_cuda else [])
+        with torch.no_grad(), drawing, inserted(self.model, functions), watch:
+            self.model(image)
+        return watch.plan()
 
     def _keep(self, plan: Plan) -> None:
         _plans.setdefault(self.model, {})[self.layers] = plan
+
+
+def _corner(image: Tensor) -> Tensor:
+    """The middle of one image, at least 128 pixels of it each way, in multiples of 64."""
+    height, width = (max(128, side // 128 * 64) for side in image.shape[-2:])
+    top, left = ((image.shape[2] - height) // 2, (image.shape[3] - width) // 2)
+    return image[:1, :, max(0, top) :, max(0, left) :][:, :, :height, :width].contiguous()
 
 
 _plans: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], Plan]] = WeakKeyDictionary()

@@ -79,13 +79,13 @@ def parts_of(tensors: Sequence[Tensor]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def add(x: Tensor, other: Tensor, activation: Activation | None) -> Tensor:
-    """``x + other``, activated, written over ``x``, which nobody reads any more."""
+def add(x: Tensor, other: Tensor, activation: Activation | None, inplace: bool) -> Tensor:
+    """``x + other``, activated, in the memory of ``x``, in place or nobody reads that again."""
     if not (torch.is_grad_enabled() and (x.requires_grad or other.requires_grad)):
         with torch.no_grad():
-            y = _alias(x).add_(other)
+            y = (x if inplace else _alias(x)).add_(other)
             return y if activation is None else _activate(y, activation, True, keep=False).y
-    out: Tensor = _Sum.apply(x, other, activation)  # type: ignore[no-untyped-call]
+    out: Tensor = _Sum.apply(x, other, activation, inplace)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -131,6 +131,7 @@ class _Frozen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        once()
         kept, slope = ctx.saved_tensors
         with torch.autocast(gradient.device.type, enabled=False):
             gradient = gradient.contiguous(memory_format=ctx.layout)
@@ -166,13 +167,18 @@ class _Link(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        once()
         return gradient
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, other: Tensor, activation: Activation | None) -> Tensor:
-        y = _alias(x).add_(other)
+    def forward(
+        ctx: Any, x: Tensor, other: Tensor, activation: Activation | None, inplace: bool
+    ) -> Tensor:
+        y = (x if inplace else _alias(x)).add_(other)
+        if inplace:
+            ctx.mark_dirty(x)
         ctx.activation = activation
         if activation is None:
             return y
@@ -183,10 +189,11 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        once()
         if ctx.activation is not None:
             (kept,) = ctx.saved_tensors
             gradient = _activation_gradient(gradient, ctx.activation, kept, ctx.kept_shape)
-        return gradient, gradient, None
+        return gradient, gradient, None, None
 
 
 class _Pool(torch.autograd.Function):
@@ -206,6 +213,7 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        once()
         # The size of the input is all that is read of it: its memory is never touched.
         unread = torch.empty(
             ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.layout
@@ -220,6 +228,12 @@ class _Pool(torch.autograd.Function):
             wide = indices.to(torch.int64)
             found = back.max_pool2d_with_indices_backward(gradient, unread, *ctx.arguments, wide)
         return found.contiguous(memory_format=ctx.layout), None, None
+
+
+def once() -> None:
+    """Raise a RuntimeError if the gradient is itself to be differentiated: it keeps too little."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("the gradient of a gradient is wanted")
 
 
 # --- forward ------------------------------------------------------------------------------------
@@ -320,7 +334,9 @@ def _activate(y: Tensor, activation: Activation, inplace: bool, keep: bool) -> _
     else:
         mask = None
         if keep:
-            kept = _derivative(y, activation).mul_(_FIXED).round_().to(torch.int16)
+            kept = _derivative(y, activation)
+            if kept.dtype == torch.float32:
+                kept = kept.mul_(_FIXED).round_().to(torch.int16)
         smooth = activation.approximate
         y = F.silu(y, inplace) if kind == "silu" else F.gelu(y, approximate=smooth)
     if mask is not None:
@@ -354,14 +370,16 @@ def _activation_gradient(
     gradient: Tensor, activation: Activation, kept: Tensor, shape: Shape | None
 ) -> Tensor:
     if shape is None:
-        return gradient * (kept.to(gradient.dtype) / _FIXED)
+        whole = kept.is_floating_point()
+        return gradient * (kept if whole else kept.to(gradient.dtype).mul_(1 / _FIXED))
     mask = unpack(kept, shape)
     if activation.kind in ("relu", "clip"):
         return gradient * mask  # several times as fast as torch.where
+    factor = mask.to(gradient.dtype)
     if activation.weight is None:
-        return gradient * (mask * (1 - activation.slope) + activation.slope).to(gradient.dtype)
+        return gradient * factor.mul_(1 - activation.slope).add_(activation.slope)
     weight = _spread(activation.weight.detach().to(gradient.dtype), gradient)
-    return gradient * (mask * (1 - weight) + weight)
+    return gradient * (factor * (1 - weight) + weight)
 
 
 def _gradient_to_input(
@@ -427,8 +445,9 @@ def _spread(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _alias(x: Tensor) -> Tensor:
-    """Another tensor in the memory of ``x``, of which autograd knows nothing."""
+    """Another tensor in the memory of ``x``, of which autograd knows nothing, to write to."""
     x = x.detach()
+    x[:0].zero_()  # who has kept x for a gradient of its own is told, and raises
     return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 

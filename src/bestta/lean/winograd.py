@@ -37,15 +37,15 @@ _AFTER = (
     (0.0, 1.0, 1.0, 4.0, 4.0, 0.0),
     (0.0, 1.0, -1.0, 8.0, -8.0, 1.0),
 )
-_STRIP = 4
+_STRIP = 2
 """Groups of four rows that are worked on at a time: small enough for a cache."""
 
 _FEWEST_CHANNELS = 64
 _FEWEST_ROWS = 12
 _MOST_DILATION = 2
 """Beyond, much of the kernel lies in the padding, which oneDNN leaves out."""
-_WEIGHTS = 2.5
-"""With more weights than this many times the results, to mix them takes what is saved."""
+_FEWEST_PIXELS = 1536
+"""Of a smaller map, to mix the weights takes what is saved."""
 
 
 def suits(x: Tensor, weight: Tensor, padding: tuple[int, ...], dilation: tuple[int, ...]) -> bool:
@@ -57,7 +57,7 @@ def suits(x: Tensor, weight: Tensor, padding: tuple[int, ...], dilation: tuple[i
         and min(weight.shape[:2]) >= _FEWEST_CHANNELS
         and max(dilation) <= _MOST_DILATION
         and rows >= _FEWEST_ROWS * dilation[0]
-        and weight.numel() <= _WEIGHTS * len(x) * weight.shape[0] * rows * x.shape[3]
+        and len(x) * rows * x.shape[3] >= _FEWEST_PIXELS
     )
 
 
@@ -81,12 +81,11 @@ def convolve(
     before, after = torch.tensor(_BEFORE), torch.tensor(_AFTER)
     rows = x.shape[2] + 2 * padding[0] - 2 * dilation[0]
     columns = x.shape[3] + 2 * padding[1] - 2 * dilation[1]
-    mixed = torch.einsum("ik,ockl->iocl", torch.tensor(_KERNEL), weight)
     size = (_STRIP, x.shape[1], 1, x.shape[3])
-    packed = [
-        onednn.packed(kernel, size, (0, padding[1]), (1, 1), (1, dilation[1]))
-        for kernel in mixed.unsqueeze(3)
-    ]
+    mixed = torch.einsum("ik,ockl->iocl", torch.tensor(_KERNEL), weight).unsqueeze(3)
+    along = (0, padding[1]), (1, 1), (1, dilation[1])
+    packed = [onednn.packed(kernel, size, *along) for kernel in mixed]
+    del mixed
     y = x.new_empty((len(x), rows, columns, weight.shape[0]))
     for sample, result in zip(x.permute(0, 2, 3, 1), y, strict=True):
         # Under dilation, rows that far apart form a picture of their own.
