@@ -186,7 +186,8 @@ def plan(quick: bool, rounds: int) -> list[Measurement]:
     small = rounds if quick else 5 * rounds  # steps of a tenth of a second: noisy, and cheap
     return [
         streets("512x1024", sizes[0], rounds, table_contenders(deeplab)),
-        streets("1088x1920", sizes[1], rounds, table_contenders(deeplab)),
+        # A minute a step, and ten for some: long enough for noise to even out within it.
+        streets("1088x1920", sizes[1], max(1, rounds // 3), table_contenders(deeplab)),
         Measurement(
             wide, f"{wide.upper()} at 32x32", "wrn", wrn, (32, 32), small, table_contenders(wrn)
         ),
@@ -456,7 +457,7 @@ def jobs(measurement: Measurement) -> dict[str, dict[str, Any]]:
             **at,
             "settings": settings,
             "block": BLOCK[measurement.network["class"]],
-            "steps": 1 if once else 3,  # the first step counts: what it sets up is needed, too
+            "steps": 1 if once else 2,  # the first step counts: what it sets up is needed, too
             "timed": once,
         }
     return found

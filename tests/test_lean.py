@@ -1463,3 +1463,11 @@ def test_an_entropy_stride_of_two_is_the_entropy_of_the_means_of_two_by_two(lean
 def test_a_setting_that_makes_no_sense_says_what_would(segmenter, profile, setting, words):
     with pytest.raises(ValueError, match=words):
         bestta.adapt(segmenter, profile, **setting)
+
+
+def test_weights_may_lie_in_memory_in_any_order():
+    """As after ``model.to(memory_format=torch.channels_last)``; the widths are Winograd's."""
+    tail = nn.Sequential(nn.Conv2d(8, 64, 1), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())
+    model = randomise(Behind(tail), seed=4).to(memory_format=torch.channels_last)
+    lean, stock = pair(model, size=40)
+    assert_alike(lean, stock, images_for(model, 2, size=40), 1e-3)

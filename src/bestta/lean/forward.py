@@ -35,7 +35,7 @@ from bestta.lean.operations import (
 
 Answer = TypeVar("Answer")
 
-_LARGE = 128 * 128
+_LARGE = 192 * 192
 """From so many pixels on, of all images of a batch, it pays: below, what PyTorch keeps for the
 backward pass is little beside the weights, and its own way is quicker."""
 _FEW_CHANNELS = 32

@@ -24,8 +24,8 @@ _FIXED = 1 << 14
 """Derivatives of smooth activations, between -0.2 and 1.2, are kept as 16 bit multiples of this
 fraction: an error of 3e-5, against 4e-3 of bf16."""
 
-_MANY_WEIGHTS = 48
-"""A convolution with so many times as many weights as results is quicker channels first."""
+_FEW_PIXELS = 200
+"""A convolution of so few pixels is quicker channels first: it is mostly its weights."""
 
 
 class Block(NamedTuple):
@@ -244,7 +244,10 @@ def _forward(x: Tensor, block: Block, inplace: bool, keep: bool) -> _Kept:
     y = x
     if block.convolve is not None:
         if block.channels_last and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+            few = _size_of_result(x, block.convolve.weight, block.convolve.geometry)
+            few //= max(1, block.convolve.weight.shape[0])
+            order = torch.contiguous_format if few < _FEW_PIXELS else torch.channels_last
+            x = x.contiguous(memory_format=order)
         at_once = block.activation is not None and block.activation.kind == "relu"
         y, slope = _convolve_and_norm(x, block.convolve, block.norm, at_once)
     elif block.norm is not None:
@@ -288,9 +291,7 @@ def _convolve(
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     if _onednn(x, weight, geometry):
-        if weight.numel() < _MANY_WEIGHTS * _size_of_result(x, weight, geometry):
-            return _convolve_onednn(x, weight, bias, geometry, relu)
-        x = x.contiguous()
+        return _convolve_onednn(x, weight, bias, geometry, relu)
     output_padding = g.output_padding or (0,) * len(g.stride)
     return torch.convolution(
         x, weight, bias, g.stride, g.padding, g.dilation, g.transposed, output_padding, g.groups
@@ -422,7 +423,7 @@ def _turned(weight: Tensor) -> Tensor:
     """(C, C', k, k) of (C', C, k, k), each kernel turned by half a circle."""
     outer, inner, *kernel = weight.shape
     # Across and back as one matrix: many times as fast as to copy a transposed view.
-    across = weight.flip(2, 3).view(outer, -1).t().contiguous()
+    across = weight.flip(2, 3).reshape(outer, -1).t().contiguous()
     return across.view(inner, *kernel, outer).movedim(-1, 1)
 
 
@@ -435,7 +436,7 @@ def _scaled(weight: Tensor, slope: Tensor, geometry: Geometry) -> Tensor:
         return weight * slope.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1))
     # Transposed: (C, C' / groups, ...), and each group of C has its own share of the C' channels.
     per_group = slope.to(weight.dtype).view(geometry.groups, 1, -1)
-    split = weight.view(geometry.groups, -1, *weight.shape[1:])
+    split = weight.reshape(geometry.groups, -1, *weight.shape[1:])
     return (split * per_group.view(*per_group.shape, *[1] * (weight.dim() - 2))).view_as(weight)
 
 
