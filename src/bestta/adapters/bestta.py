@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shapes, is_finite
 from bestta.adapters.network import gradients
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.schedule import SCHEDULE, check_when, schedule_of
+from bestta.adapters.schedule import check_when, schedule_of, shapes
 from bestta.adapters.settings import at_least_one, not_negative, one_of, within
 from bestta.bein import BeIN, GammaShape, Transfer, apply_affine, channel_axis
 from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
@@ -491,10 +491,7 @@ class Bestta(Adapter):
         }
         optional |= {f"{n}/target_embedding": e.shape for n, e in self.source_embedding.items()}
         channels = next(iter(self.bein.values())).channels
-        optional |= {
-            f"{SCHEDULE}{n}": torch.Size(shape)
-            for n, shape in self.schedule.shapes(channels).items()
-        }
+        optional |= {n: torch.Size(shape) for n, shape in shapes(channels).items()}
         check_shapes(state, needed, optional)
         for name in self.bein:
             mu_x, sigma_x = state.get(f"{name}/mu_x"), state.get(f"{name}/sigma_x")

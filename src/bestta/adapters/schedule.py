@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ def schedule_of(when: When) -> Schedule:
 class Schedule:
     """Learn from every ``every``-th image, the first one included."""
 
+    names: ClassVar[tuple[str, ...]] = ("count",)
+    """What it remembers."""
+
     def __init__(self, every: int = 1) -> None:
         self.every = every
         self.memory: dict[str, Tensor] = {}
@@ -54,32 +57,30 @@ class Schedule:
         return {f"{SCHEDULE}{name}": value.clone() for name, value in self.memory.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` returned; start anew with what is not there."""
-        own = {name.removeprefix(SCHEDULE): t for name, t in state.items() if SCHEDULE in name}
-        self.memory = {name: own[name].clone() for name in self.shapes(0) if name in own}
-
-    def shapes(self, channels: int) -> dict[str, tuple[int, ...]]:
-        """What may be remembered of a first BeIN of so many channels, and in which shape."""
-        return {"count": ()}
+        """Take over what `state` returned; start anew with that of another schedule, or none."""
+        own = {name: state.get(f"{SCHEDULE}{name}") for name in self.names}
+        found = {name: value.clone() for name, value in own.items() if value is not None}
+        self.memory = found if len(found) == len(own) else {}
 
 
 class Settling(Schedule):
     """Learn from ``settle`` images after the style of the stream has moved, and then no more.
 
-    What a style is compared with is the mean style since the last move. It has moved if one image
-    is ``jump`` times as far from it as images of this stream usually are, or if a few in a row,
-    together, are ``drift`` times as far: that is beyond what single images scatter.
+    The style has moved if one image is ``jump`` times as far from the mean style since the last
+    move as images of this stream scatter, or if the last few, together, are ``drift`` times as far.
+    How they scatter is measured from those few, so that it does not grow as the stream moves.
     """
 
     settle = 8
-    jump = 2.5
-    drift = 1.0
+    jump = 3.0
+    drift = 1.1
+    names = ("mean", "recent", "scatter", "since")
     _recent = 0.35
     """Weight of an image in the mean of the last few."""
-    _slow = 0.05
-    """Weight of an image in the mean since the last move, and in the usual distance, at least."""
+    _slow = 0.1
+    """Weight of an image in how images scatter, at least."""
     _least = 0.02
-    """A distance, in source deviations, that is none: a camera that shows one picture for hours."""
+    """A scatter, in source deviations, that is none: a camera that shows one picture for hours."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,47 +97,46 @@ class Settling(Schedule):
     def moved(self, style: Tensor) -> bool:
         """Whether the style of the stream moves with this image."""
         memory, style = self.memory, _bounded(style)
-        usual = max(float(memory["usual"]), self._least)
+        scatter = max(float(memory["scatter"]), self._least)
         recent = memory["recent"].lerp(style, self._recent)
         return (
-            _distance(style, memory["mean"]) > self.jump * usual
-            or _distance(recent, memory["mean"]) > self.drift * usual
+            _distance(style, memory["mean"]) > self.jump * scatter
+            or _distance(recent, memory["mean"]) > self.drift * scatter
         )
 
     def seen(self, style: Tensor) -> None:
         """Take the image's style into what the next ones are compared with."""
         memory = self.memory
-        if not memory:
-            style = _bounded(style)
-            nothing = torch.zeros((), device=style.device)
+        new = not memory or (int(memory["since"]) >= self.settle and self.moved(style))
+        style = _bounded(style)
+        if new:
+            scatter = memory.get("scatter", torch.zeros((), device=style.device))
             self.memory = {
                 "mean": style,
                 "recent": style,
-                "usual": nothing,
+                "scatter": scatter,
                 "since": torch.tensor(1),
             }
             return
         since = int(memory["since"])
-        moved = since >= self.settle and self.moved(style)
-        style = _bounded(style)
-        if moved:
-            self.memory = {**memory, "mean": style, "recent": style, "since": torch.tensor(1)}
-            return
-        weight = max(1 / (since + 1), self._slow)
-        distance = torch.tensor(_distance(style, memory["mean"]), device=style.device)
-        # The first distance is from a single image, which is as far off again as that one itself.
-        usual = distance / 2**0.5 if since == 1 else distance
-        known = bool(memory["usual"] > 0)
+        distance = torch.tensor(_distance(style, memory["recent"]), device=style.device)
+        known = bool(memory["scatter"] > 0)
+        # The mean of the last few scatters itself, the more the fewer there are.
+        distance = distance / (1 + self._recent / (2 - self._recent) if since > 1 else 2) ** 0.5
         self.memory = {
-            "mean": memory["mean"].lerp(style, weight),
+            "mean": memory["mean"].lerp(style, 1 / (since + 1)),
             "recent": memory["recent"].lerp(style, self._recent),
-            "usual": memory["usual"].lerp(usual, max(weight, 0.1)) if known else usual,
+            "scatter": memory["scatter"].lerp(distance, self._slow) if known else distance,
             "since": torch.tensor(since + 1),
         }
 
-    def shapes(self, channels: int) -> dict[str, tuple[int, ...]]:
-        """What may be remembered of a first BeIN of so many channels, and in which shape."""
-        return {"mean": (2, channels), "recent": (2, channels), "usual": (), "since": ()}
+
+def shapes(channels: int) -> dict[str, tuple[int, ...]]:
+    """All that schedules may remember at a first BeIN of so many channels, by name."""
+    return {
+        f"{SCHEDULE}{name}": (2, channels) if name in ("mean", "recent") else ()
+        for name in (*Schedule.names, *Settling.names)
+    }
 
 
 def _bounded(style: Tensor) -> Tensor:
