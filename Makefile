@@ -1,6 +1,6 @@
 # Everything runs from here; each target sets up what it needs.
 #   make demo    see the methods at work       make test    pass the tests
-#   make check   lint, format, types           make bench   time and memory of a step
+#   make check   lint, format, types           make bench-cost  time and memory of a step (hours)
 #   make sheets  draw the docs' pictures anew  make readme  the README's table from its records
 #   make test-slow (killed runs), test-cluster (Ray), test-browser (the report in Chromium)
 
@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow test-cluster test-browser check format demo readme examples bench sheets clean
+.PHONY: help setup test test-slow test-cluster test-browser check format demo readme examples bench-cost sheets clean
 
 help:
 	@sed -n '2,5s/^# *//p' Makefile
@@ -63,8 +63,13 @@ test-browser: setup
 examples: setup
 	@for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
 
-bench: setup
-	@$(BIN)/python benchmarks/step_cost.py
+# What a step of every method costs beside the plain forward, and what the cheap forms cost in score.
+# Stopped in any way, the same command goes on.
+COST = runs/cost
+bench-cost: setup
+	@$(BIN)/python benchmarks/cost.py --work $(COST) --out $(COST)/record.json
+	@$(BIN)/python benchmarks/cost_plot.py $(COST)/record.json --out $(COST)/cost.svg
+	@$(BIN)/python benchmarks/cost_quality.py --work $(COST)/quality
 
 readme: setup
 	@$(BIN)/python benchmarks/readme_table.py

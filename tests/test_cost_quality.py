@@ -82,7 +82,14 @@ def test_autos_few_dear_frames_count_in_its_time() -> None:
 def test_only_auto_has_a_time_that_is_put_together() -> None:
     table = cost_quality.rows(made_up())
     assert [row.method for row in table if row.time_composed is not None] == ["bestta-auto"]
-    assert "not measured" in cost_quality.printed_table(table)
+
+
+def test_a_mean_time_above_the_bar_is_not_met_whatever_the_other_rows_say() -> None:
+    records = made_up()
+    records["bestta-auto"]["cost"]["mean_ratio"] = 1.2
+    table = cost_quality.rows(records)
+    assert "1.05x the time: NOT MET (" in cost_quality.verdicts(table)[0]
+    assert "1.20x" in cost_quality.printed_table(table)
 
 
 @pytest.mark.parametrize(

@@ -482,6 +482,9 @@ class Execution:
                 for name in ("call", "predict", "adapt")
             },
             "ratio": float(np.median(times["ratio"])) if times["ratio"] else None,
+            # The median of frames of which few are learned from is that of the others. Without the
+            # first frame, which sets up what the others use.
+            "mean_ratio": float(np.mean(times["ratio"][1:])) if times["ratio"][1:] else None,
             "timed": len(times["predict"]),
             "looked": self.run.protocol.similarities,
             **memory,
