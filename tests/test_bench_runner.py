@@ -165,6 +165,17 @@ def test_scores_are_those_of_a_plain_loop(name, batch, tmp_path):
     assert record["events"]["adapted"] == (len(record["traces"]["step"]) if name != "source" else 0)
 
 
+def test_the_share_of_adapted_frames_is_recorded_whether_or_not_the_run_was_stopped(tmp_path):
+    """Twelve frames one at a time, of which γ learns on the first of every four."""
+    rarely = read_method("bestta", when=4)
+    whole = played(run_of(rarely), tmp_path / "whole")
+    assert whole["events"]["adapted"] == 3
+    assert whole["events"]["adapted_share"] == 0.25
+    parts, stopped = played_in_parts(run_of(rarely), tmp_path / "parts", stops={1, 6})
+    assert stopped == 2
+    assert parts["events"] == whole["events"]
+
+
 def test_only_methods_that_ask_for_it_are_told_of_domain_changes(tmp_path):
     """What would make the loop above idle: TENT as good as new at each block."""
     told, continuing = (

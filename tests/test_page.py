@@ -216,6 +216,14 @@ def test_the_title_is_the_one_given(tmp_path):
     assert page.inside("h1") == "Fog & <night>"
 
 
+def test_the_share_of_adapted_frames_is_told_where_it_is_not_all_of_them(tmp_path):
+    auto = fake_record("bestta", label="auto")
+    auto["events"] = {"adapted": 12, "skipped": 1, "rolled_back": 0, "adapted_share": 0.254}
+    (tmp_path / "auto.json").write_text(json.dumps(auto))
+    text = write_report([tmp_path], tmp_path / "out")[0].read_text()
+    assert "12 adapted (25 %), 1 skipped" in text
+
+
 # --- strange records ------------------------------------------------------------------------
 
 HOSTILE = "</script></style></svg>\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;"

@@ -400,6 +400,17 @@ def _cell(cell: Cell, column: Column, *, begins: bool) -> str:
 # --- where the numbers come from ------------------------------------------------------------
 
 
+def _events(events: Mapping[str, Any]) -> str:
+    """How many calls did what, and which share of all was adapted to where that is not all."""
+    words = []
+    for key in ("adapted", "skipped", "rolled_back"):
+        if events.get(key):
+            share = events.get("adapted_share", 1.0) if key == "adapted" else 1.0
+            part = f" ({100 * share:.0f} %)" if share < 1 else ""
+            words.append(f"{events[key]} {key.replace('_', ' ')}{part}")
+    return ", ".join(words) or "–"
+
+
 def _provenance(shown: Sequence[Shown]) -> str:
     """Settings, seed, commit, machine and versions of every run, folded away."""
     rows = []
@@ -422,12 +433,7 @@ def _provenance(shown: Sequence[Shown]) -> str:
                 " to ".join(f"{v:.2g}" for v in cost.get("load") or () if v is not None) or "–",
                 str(cost.get("finished") or "–"),
                 _duration(cost),
-                ", ".join(
-                    f"{events[key]} {key.replace('_', ' ')}"
-                    for key in ("adapted", "skipped", "rolled_back")
-                    if events.get(key)
-                )
-                or "–",
+                _events(events),
             ]
             inside = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
             rows.append(f'<tr><th scope="row">{escape(one.label)}</th>{inside}</tr>')
