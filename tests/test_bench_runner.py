@@ -168,10 +168,11 @@ def test_scores_are_those_of_a_plain_loop(name, batch, tmp_path):
 def test_the_share_of_adapted_frames_is_recorded_whether_or_not_the_run_was_stopped(tmp_path):
     """Twelve frames one at a time, of which γ learns on the first of every four."""
     rarely = read_method("bestta", when=4)
-    whole = played(run_of(rarely), tmp_path / "whole")
+    long = {"images": 3, "rounds": 2}
+    whole = played(run_of(rarely, **long), tmp_path / "whole")
     assert whole["events"]["adapted"] == 3
     assert whole["events"]["adapted_share"] == 0.25
-    parts, stopped = played_in_parts(run_of(rarely), tmp_path / "parts", stops={1, 6})
+    parts, stopped = played_in_parts(run_of(rarely, **long), tmp_path / "parts", stops={1, 6})
     assert stopped == 2
     assert parts["events"] == whole["events"]
 
