@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import bestta
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
-from bestta.adapters.network import Network, assign, follow, gradients, skeleton
+from bestta.adapters.network import Network, assign, follow, gradients
 from bestta.adapters.optimiser import Optimiser
+from bestta.insertion import skeleton
 from bestta.losses import entropy_loss
 from nets import Classifier, Segmenter, TokenClassifier, randomise, same, snapshot, stream
 

@@ -191,3 +191,41 @@ def test_a_reset_forgets_the_schedule_and_the_share(segmenter, profile):
 def test_a_schedule_that_is_none_is_refused(segmenter, profile, when):
     with pytest.raises(ValueError, match=r"always.*auto.*whole number"):
         bestta.adapt(segmenter, profile, when=when)
+
+
+@pytest.mark.parametrize(("name", "value"), [("since", -1), ("since", 0), ("scatter", -1.0)])
+def test_a_state_no_schedule_can_have_is_refused(segmenter, profile, name, value):
+    adapter = bestta.adapt(segmenter, profile, when="auto")
+    learned(adapter, stream(3, seed=7, **FOG))
+    state = adapter.state()
+    state[f"schedule/{name}"] = torch.tensor(value)
+    with pytest.raises(ValueError, match=f"schedule/{name}"):
+        adapter.load_state(state)
+
+
+def test_one_odd_frame_does_not_blind_it_to_the_next_move():
+    torch.manual_seed(0)
+    schedule, due = Settling(), []
+    for step in range(120):
+        where = 3.0 if step == 60 else 0.35 if step >= 75 else 0.0
+        style = 0.1 * torch.randn(1, 2, 64) + where
+        due.append(schedule.due(style))
+        schedule.seen(style)
+    assert due[60]
+    assert any(due[75:79])
+
+
+def test_a_state_of_a_wider_model_goes_on_in_a_narrower_one(segmenter, profile):
+    """Styles are remembered in fp32, whatever the model computes in."""
+    schedule = Settling()
+    schedule.seen(torch.randn(1, 2, 8, dtype=torch.float64))
+    schedule.seen(torch.randn(1, 2, 8))
+    assert {v.dtype for v in schedule.memory.values()} == {torch.float32, torch.int64}
+
+
+def test_whole_maps_of_another_size_are_refused_where_nothing_is_learned_too(segmenter):
+    profile = SourceProfile.collect(segmenter, stream(4, seed=3), layers="layer1", embedding="map")
+    adapter = bestta.adapt(segmenter, profile, embedding="map", when=2)
+    adapter(stream(1, seed=7, **FOG)[0])
+    with pytest.raises(ValueError, match="whole maps of one size"):
+        adapter(stream(1, seed=7, size=24, **FOG)[0])

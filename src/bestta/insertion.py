@@ -7,11 +7,14 @@ Several adapters can therefore share one model, each with layers of its own.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -219,3 +222,24 @@ def unfreeze(model: nn.Module) -> None:
         return
     for parameter in trainable:
         parameter.requires_grad_(True)
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy of the modules of ``model`` that shares all of its parameters and buffers."""
+    shared: dict[int, object] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    for name, module in model.named_modules():
+        if isinstance(vars(module).get("forward"), FunctionType | partial):
+            raise ValueError(
+                f"the forward of {name or type(model).__name__!r} was replaced by a function, "
+                "which a copy of its module would not run through. Give the model as it was before."
+            )
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            shared |= {id(hook): hook for hook in hooks.values()}
+    try:
+        return copy.deepcopy(model, shared)
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+        raise ValueError(
+            f"the modules of {type(model).__name__} cannot be copied, which this method needs: "
+            f"{error} Usually something that is no module, such as a lock, an open file or a "
+            "tensor with a history, hangs on one of them."
+        ) from error

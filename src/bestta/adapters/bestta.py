@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shapes, is_finite
 from bestta.adapters.network import gradients
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.schedule import check_when, schedule_of, shapes
+from bestta.adapters.schedule import check_schedule, check_when, schedule_of, shapes
 from bestta.adapters.settings import at_least_one, not_negative, one_of, within
 from bestta.bein import BeIN, GammaShape, Transfer, apply_affine, channel_axis
 from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
@@ -258,12 +258,13 @@ class Bestta(Adapter):
         """One image: forward through BeIN, losses, one step of SGD on γ."""
         if self.lean is None:
             return self.one_step(image)
-        before = self.state()
+        before, drawn = self.state(), torch.get_rng_state()
         try:
             return self.one_step(image)
         except RuntimeError as error:
             # Perhaps something that only plain autograd can do; if not, it raises there as well.
             self.restore(before)
+            torch.set_rng_state(drawn)
             lean, self.lean = self.lean, None
             try:
                 done = self.one_step(image)
@@ -291,8 +292,10 @@ class Bestta(Adapter):
         if not learning:
             return logits, StepReport(reason="γ is held still: no learning rate or no loss")
         if not all(through.learns for through in passes.values()):
-            for name in self.bein if self.config.style == "directional" else ():
-                self.track(name, passes[name].unadapted)
+            if "style" in self.config.weights and self.config.style == "directional":
+                for name in self.bein:
+                    self.check_embedding(name, passes[name].unadapted)
+                    self.track(name, passes[name].unadapted)
             return logits, StepReport(reason=self.schedule.reason)
 
         losses = self.losses(logits, passes)
@@ -415,6 +418,17 @@ class Bestta(Adapter):
     def style_loss(self, name: str, through: Pass) -> Tensor:
         """The style loss at one layer; the directional one first takes the image into A."""
         unadapted, adapted = through.embeddings(self.bein[name].channel_dim)
+        self.check_embedding(name, unadapted)
+        source = self.source_embedding[name]
+        if self.config.style == "source":
+            return source_style_loss(source, adapted)
+        average_so_far = self.track(name, unadapted)
+        return directional_style_loss(
+            source, average_so_far, adapted, unadapted, floor=self.floor[name]
+        )
+
+    def check_embedding(self, name: str, unadapted: Tensor) -> None:
+        """Raise a ValueError unless E(x), (B, ...), is of the size of the source's."""
         source = self.source_embedding[name]
         if unadapted.shape[1:] != source.shape:
             raise ValueError(
@@ -422,12 +436,6 @@ class Bestta(Adapter):
                 f"{tuple(source.shape)}, this image gives {tuple(unadapted.shape[1:])}. Use images "
                 "of the size the profile was collected from, or embedding='pooled' for any size."
             )
-        if self.config.style == "source":
-            return source_style_loss(source, adapted)
-        average_so_far = self.track(name, unadapted)
-        return directional_style_loss(
-            source, average_so_far, adapted, unadapted, floor=self.floor[name]
-        )
 
     def track(self, name: str, unadapted: Tensor) -> Tensor:
         """Take E(x) into A, the moving average of the target embeddings, and return A."""
@@ -479,7 +487,7 @@ class Bestta(Adapter):
             for name in self.bein
             if f"{name}/target_embedding" in state
         }
-        self.schedule.restore(state)
+        self.schedule.restore(state, self.device)
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise a ValueError unless names and shapes fit, and every number is finite."""
@@ -493,6 +501,7 @@ class Bestta(Adapter):
         channels = next(iter(self.bein.values())).channels
         optional |= {n: torch.Size(shape) for n, shape in shapes(channels).items()}
         check_shapes(state, needed, optional)
+        check_schedule(state)
         for name in self.bein:
             mu_x, sigma_x = state.get(f"{name}/mu_x"), state.get(f"{name}/sigma_x")
             if (mu_x is None) != (sigma_x is None) or (sigma_x is not None and sigma_x.min() < 0):

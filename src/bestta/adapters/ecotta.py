@@ -48,12 +48,12 @@ from torch import Tensor, nn
 
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
 from bestta.adapters.batchnorm import MixedNorm, share_of_batch, values_per_channel
-from bestta.adapters.network import Network, gradients, skeleton
+from bestta.adapters.network import Network, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.preparation import Preparation, source_loss
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import at_least_one, not_negative, prior_strength, within
-from bestta.insertion import find_module
+from bestta.insertion import find_module, skeleton
 from bestta.losses import entropy
 from bestta.moments import moments
 from bestta.outputs import OutputKey, select_logits

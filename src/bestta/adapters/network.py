@@ -11,16 +11,14 @@ not see: make the adapter when the model is as it shall be.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
-from functools import partial
-from types import FunctionType
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
+from bestta.insertion import skeleton
 from bestta.outputs import OutputKey, select_logits
 
 Weights = Mapping[str, Tensor]
@@ -95,27 +93,6 @@ class Network:
         """A copy of one of the source's parameters, in fp32 at least."""
         source = self.source[name].detach()
         return source.to(torch.promote_types(source.dtype, torch.float32), copy=True)
-
-
-def skeleton(model: nn.Module) -> nn.Module:
-    """A copy of the modules of ``model`` that shares all of its parameters and buffers."""
-    shared: dict[int, object] = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    for name, module in model.named_modules():
-        if isinstance(vars(module).get("forward"), FunctionType | partial):
-            raise ValueError(
-                f"the forward of {name or type(model).__name__!r} was replaced by a function, "
-                "which a copy of its module would not run through. Give the model as it was before."
-            )
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            shared |= {id(hook): hook for hook in hooks.values()}
-    try:
-        return copy.deepcopy(model, shared)
-    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
-        raise ValueError(
-            f"the modules of {type(model).__name__} cannot be copied, which this method needs: "
-            f"{error} Usually something that is no module, such as a lock, an open file or a "
-            "tensor with a history, hangs on one of them."
-        ) from error
 
 
 def gradients(loss: Tensor, weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

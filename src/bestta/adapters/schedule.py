@@ -56,10 +56,14 @@ class Schedule:
         """What is remembered, by name."""
         return {f"{SCHEDULE}{name}": value.clone() for name, value in self.memory.items()}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Take over what `state` returned; start anew with that of another schedule, or none."""
         own = {name: state.get(f"{SCHEDULE}{name}") for name in self.names}
-        found = {name: value.clone() for name, value in own.items() if value is not None}
+        found = {
+            name: value.to(device, torch.float32 if value.is_floating_point() else None, copy=True)
+            for name, value in own.items()
+            if value is not None
+        }
         self.memory = found if len(found) == len(own) else {}
 
 
@@ -123,12 +127,23 @@ class Settling(Schedule):
         known = bool(memory["scatter"] > 0)
         # The mean of the last few scatters itself, the more the fewer there are.
         distance = distance / (1 + self._recent / (2 - self._recent) if since > 1 else 2) ** 0.5
+        if known:  # one odd image must not make the others look alike
+            distance = distance.clamp(max=self.jump * max(float(memory["scatter"]), self._least))
         self.memory = {
             "mean": memory["mean"].lerp(style, 1 / (since + 1)),
             "recent": memory["recent"].lerp(style, self._recent),
             "scatter": memory["scatter"].lerp(distance, self._slow) if known else distance,
             "since": torch.tensor(since + 1),
         }
+
+
+def check_schedule(state: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError if a state from outside holds what no schedule remembers."""
+    least = {"count": 0, "since": 1, "scatter": 0}
+    for name, low in least.items():
+        value = state.get(f"{SCHEDULE}{name}")
+        if value is not None and bool(value < low):
+            raise ValueError(f"this state is damaged: {SCHEDULE}{name} is {float(value)}.")
 
 
 def shapes(channels: int) -> dict[str, tuple[int, ...]]:
@@ -141,7 +156,7 @@ def shapes(channels: int) -> dict[str, tuple[int, ...]]:
 
 def _bounded(style: Tensor) -> Tensor:
     """The mean style of a batch, (2, C); no single channel counts for more than a few."""
-    return style.mean(0).clamp(-4, 4)
+    return style.float().mean(0).clamp(-4, 4)
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -233,7 +233,8 @@ class Tally:
             "traced_every": every,
             "events": {
                 **self.events,
-                "adapted_share": self.events["adapted"] / max(1, self.events.get("calls", 0)),
+                "adapted_share": self.events["adapted"]
+                / max(1, self.events["adapted"], self.events.get("calls", 0)),
             },
             "pictures": {
                 "conditions": self.conditions,

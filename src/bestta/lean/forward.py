@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bestta.insertion import inserted
+from bestta.insertion import inserted, skeleton
 from bestta.lean.chains import QUERIES, Plan, Watch, tensors_in
 from bestta.lean.functions import Block, Part, add, parts_of, pool, run
 from bestta.lean.operations import (
@@ -70,6 +70,8 @@ class _Expected:
     steps: list[Follower]
     ahead: int
     """How many of the steps its values have in them already."""
+    given: weakref.ref[Tensor] | None = None
+    """What the model was handed for it."""
 
 
 class LeanForward(TorchFunctionMode):
@@ -85,6 +87,8 @@ class LeanForward(TorchFunctionMode):
         self._plan = plan
         self._channels_last = channels_last
         self._gradients = torch.is_grad_enabled()
+        self.used = 0
+        """How many chains of the plan were met with."""
         self._expected: dict[int, _Expected] = {}
         self._spent: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         """Maps that nobody may read any more, and the weights that their chain begins with."""
@@ -96,16 +100,18 @@ class LeanForward(TorchFunctionMode):
         """Answer a call of the model."""
         named = kwargs or {}
         if func in QUERIES:
-            if self._expected and args:
-                expected = self._expected.get(id(args[0]))
-                args = args if expected is None else (expected.value, *args[1:])
+            expected = self._waiting(args[0]) if args else None
+            if expected is not None:
+                args = (expected.value, *args[1:])
+            elif self._spent:
+                self._check(args, named)
             return func(*args, **named)
         operation = read(func, args, named)
         # Inside of an autograd function, which has a backward pass of its own for what it does,
         # gradients are off: nothing is done in advance there, nor was it.
         outside = torch.is_grad_enabled() == self._gradients
         if outside and isinstance(operation, Follow):
-            expected = self._expected.get(id(operation.x))
+            expected = self._waiting(operation.x)
             if expected is not None and expected.ahead and expected.steps[0].same(operation.step):
                 return self._go_on(expected, operation.x)
         elif outside and isinstance(operation, Add):
@@ -148,6 +154,7 @@ class LeanForward(TorchFunctionMode):
     def _start(self, x: Tensor, block: Block, weights: Tensor, outside: bool) -> Tensor:
         """Do an operation, and with it as much of what follows as needs nothing else."""
         steps = list(self._plan.after(weights)) if outside else []
+        self.used += bool(steps)
         ahead = 0
         if steps and isinstance(steps[0], Norm):
             block = block._replace(norm=steps[0])
@@ -175,8 +182,15 @@ class LeanForward(TorchFunctionMode):
         y = expected.value
         given = self._stand_in(y, expected.weights) if expected.ahead else y
         if expected.steps:
+            expected.given = weakref.ref(given)
             self._expected[id(given)] = expected
         return given
+
+    def _waiting(self, x: Any) -> _Expected | None:
+        """What is expected to be done to this very tensor, not to one that was at its place."""
+        expected = self._expected.get(id(x))
+        there = expected is not None and expected.given is not None and expected.given() is x
+        return expected if there else None
 
     def _stand_in(self, y: Tensor, weights: Tensor) -> Tensor:
         given = torch.empty_like(y, device="meta", requires_grad=y.requires_grad)
@@ -191,7 +205,7 @@ class LeanForward(TorchFunctionMode):
     def _add(self, operation: Add) -> Tensor | None:
         """A sum, written over an operand of which it is known that nobody else reads it."""
         for x, other in ((operation.x, operation.other), (operation.other, operation.x)):
-            expected = self._expected.get(id(x))
+            expected = self._waiting(x)
             if expected is None or expected.ahead or x is other:
                 continue
             del self._expected[id(x)]
@@ -207,6 +221,7 @@ class LeanForward(TorchFunctionMode):
             if operation.inplace:
                 return y
             self._spend(x, expected.weights)
+            x.data = x.new_empty(0)  # who reads it unseen finds nothing, and fails
             return self._hand_out(
                 _Expected(expected.weights, y, rest, ahead=int(activation is not None))
             )
@@ -215,9 +230,11 @@ class LeanForward(TorchFunctionMode):
     def _check(self, args: Any, named: Any) -> None:
         """Nobody may read a map that is ahead of the model, or no more what it was."""
         for tensor in tensors_in(args, named):
-            expected = self._expected.pop(id(tensor), None)
-            if expected is not None and expected.ahead:
-                raise Surprise(expected.weights)
+            expected = self._waiting(tensor)
+            if expected is not None:
+                del self._expected[id(tensor)]
+                if expected.ahead:
+                    raise Surprise(expected.weights)
             spent = self._spent.get(id(tensor))
             if spent is not None and spent[0]() is tensor:
                 raise Surprise(spent[1])
@@ -241,6 +258,17 @@ def _wanted(x: Tensor) -> bool:
     return x.requires_grad and torch.is_grad_enabled()
 
 
+@dataclass
+class _Known:
+    """What is known of a model with layers at given places."""
+
+    plan: Plan
+    given_up: list[weakref.ref[Tensor]]
+    """Weights of chains that surprised even right after the model was watched."""
+    unused: bool = False
+    """Whether the plan before this one met with none of its chains."""
+
+
 class LeanModel:
     """Runs one model lean, with layers inserted; learns on the first image what goes together."""
 
@@ -251,50 +279,75 @@ class LeanModel:
         """``forward(image)``, lean. It may be called again, and must then begin anew."""
         if image[:, 0].numel() < _LARGE:
             return forward(image)
-        plan = self._plan(image)
-        given_up: Plan | None = None
+        drawn = torch.get_rng_state()
+        known = _known.setdefault(self.model, {})
+        fresh = self.layers not in known
+        own = known[self.layers] if not fresh else self._watched(image)
+        laid_out = own.plan.any_layout
         while True:
+            known[self.layers] = own
             try:
-                return self._run(image, plan, forward)
+                answer, used = self._run(image, own.plan, forward)
+                break
             except Surprise as surprise:
-                plan = plan.without(surprise.weights)
+                if fresh:
+                    own.given_up.append(weakref.ref(surprise.weights))
+                    own.plan = own.plan.without(surprise.weights)
+                else:  # the model has changed, perhaps
+                    own, fresh = self._watched(image, own), True
             except RuntimeError:
-                if not plan.any_layout:
-                    if given_up is not None:
-                        self._keep(given_up)  # it was not the layout
+                if not own.plan.any_layout:
+                    own.plan = replace(own.plan, any_layout=laid_out)  # it was not the layout
                     raise
                 # Perhaps written for maps that lie row by row: if so, those of this model do now.
-                given_up, plan = plan, replace(plan, any_layout=False)
-            self._keep(plan)
+                own.plan = replace(own.plan, any_layout=False)
+            torch.set_rng_state(drawn)
+        if own.plan.chains and not used and not own.unused:
+            # Other weights than those it knows: to be watched anew, but not with every image.
+            own.unused = True
+            known[self.layers] = self._watched(image, own)
+        return answer
 
-    def _run(self, image: Tensor, plan: Plan, forward: Callable[[Tensor], Answer]) -> Answer:
+    def _run(
+        self, image: Tensor, plan: Plan, forward: Callable[[Tensor], Answer]
+    ) -> tuple[Answer, int]:
         last = plan.any_layout and image.dim() == 4 and image.device.type == "cpu"
         with LeanForward(plan, channels_last=last) as lean:
             answer = forward(image)
             lean.finish()
-        return answer
+        return answer, lean.used
 
-    def _plan(self, image: Tensor) -> Plan:
-        known = _plans.get(self.model, {})
-        if self.layers not in known:
-            try:
-                # A part of the image shows as much, in less time and memory.
-                self._keep(self._watch(_corner(image)))
-            except Exception:  # a model of one size
-                self._keep(self._watch(image))
-        return _plans[self.model][self.layers]
+    def _watched(self, image: Tensor, before: _Known | None = None) -> _Known:
+        """The model, watched on a part of the image, which shows as much in less time and memory.
 
-    def _watch(self, image: Tensor) -> Plan:
+        What is watched is a copy of its modules that shares all tensors, so that a model that keeps
+        something from one image for the next keeps nothing of this.
+        """
+        try:
+            model = skeleton(self.model)
+        except Exception:  # something in it cannot be copied
+            model = self.model
+        try:
+            plan = self._watch(model, _corner(image))
+        except Exception:  # a model of one size
+            plan = self._watch(model, image)
+        given_up = [] if before is None else before.given_up
+        for weights in given_up:
+            held = weights()
+            plan = plan if held is None else plan.without(held)
+        return _Known(plan, given_up, unused=before is not None and before.unused)
+
+    def _watch(self, model: nn.Module, image: Tensor) -> Plan:
         watch = Watch()
         functions = dict.fromkeys(self.layers, torch.clone)
-        # A model that draws at random draws afterwards what it would have drawn.
         drawing = torch.random.fork_rng(devices=[image.device] if image.is_cuda else [])
-        with torch.no_grad(), drawing, inserted(self.model, functions), watch:
-            self.model(image)
-        return watch.plan()
-
-    def _keep(self, plan: Plan) -> None:
-        _plans.setdefault(self.model, {})[self.layers] = plan
+        with torch.no_grad(), drawing, inserted(model, functions), watch:
+            before = torch.get_rng_state()
+            model(image)
+            random = not torch.equal(before, torch.get_rng_state())
+        plan = watch.plan()
+        # Which value a random number falls on depends on how they lie in memory.
+        return replace(plan, any_layout=False) if random else plan
 
 
 def _corner(image: Tensor) -> Tensor:
@@ -304,5 +357,5 @@ def _corner(image: Tensor) -> Tensor:
     return image[:1, :, max(0, top) :, max(0, left) :][:, :, :height, :width].contiguous()
 
 
-_plans: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], Plan]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], _Known]] = WeakKeyDictionary()
 """What is known of each model, with layers at given places."""

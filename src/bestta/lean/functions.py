@@ -286,7 +286,8 @@ def _convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, relu: bool
 ) -> Tensor:
     g = geometry
-    if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+    wide = x.dtype == torch.float64  # which autocast leaves alone
+    if x.device.type == "cpu" and not wide and torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)

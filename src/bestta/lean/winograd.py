@@ -78,13 +78,15 @@ def convolve(
         padding, dilation: Of rows and columns.
         relu: Whether to end in a ReLU.
     """
-    before, after = torch.tensor(_BEFORE), torch.tensor(_AFTER)
+    before, kernel, after = (
+        torch.tensor(matrix, dtype=x.dtype) for matrix in (_BEFORE, _KERNEL, _AFTER)
+    )
     rows = x.shape[2] + 2 * padding[0] - 2 * dilation[0]
     columns = x.shape[3] + 2 * padding[1] - 2 * dilation[1]
     size = (_STRIP, x.shape[1], 1, x.shape[3])
-    mixed = torch.einsum("ik,ockl->iocl", torch.tensor(_KERNEL), weight).unsqueeze(3)
+    mixed = torch.einsum("ik,ockl->iocl", kernel, weight).unsqueeze(3)
     along = (0, padding[1]), (1, 1), (1, dilation[1])
-    packed = [onednn.packed(kernel, size, *along) for kernel in mixed]
+    packed = [onednn.packed(row, size, *along) for row in mixed]
     del mixed
     y = x.new_empty((len(x), rows, columns, weight.shape[0]))
     for sample, result in zip(x.permute(0, 2, 3, 1), y, strict=True):
