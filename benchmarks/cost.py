@@ -189,7 +189,13 @@ def plan(quick: bool, rounds: int) -> list[Measurement]:
         # A minute a step, and ten for some: long enough for noise to even out within it.
         streets("1088x1920", sizes[1], max(1, rounds // 3), table_contenders(deeplab)),
         Measurement(
-            wide, f"{wide.upper()} at 32x32", "wrn", wrn, (32, 32), small, table_contenders(wrn)
+            wide,
+            f"{wide.upper()} at 32x32 (lean does not apply to images so small)",
+            "wrn",
+            wrn,
+            (32, 32),
+            small,
+            table_contenders(wrn),
         ),
         streets(
             "growth",
@@ -863,7 +869,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_whole(kept, json_bytes(record))
     print(f"\nThe record: {kept}")
     print(f"Next: python benchmarks/cost_plot.py {kept} --out docs/cost.svg draws it;")
-    print("      docs/bestta.md and docs/methods.md tell what costs what.")
+    print("      docs/cost.md tells how the cost is kept low.")
 
 
 if __name__ == "__main__":
