@@ -1,7 +1,7 @@
 # Everything runs from here; each target sets up what it needs.
 #   make demo    see the methods at work       make test    pass the tests
 #   make check   lint, format, types           make bench-cost  time and memory of a step (hours)
-#   make sheets  draw the docs' pictures anew  make readme  the README's table from its records
+#   make sheets  draw the docs' pictures anew  make readme  the docs' tables from their records
 #   make test-slow (killed runs), test-cluster (Ray), test-browser (the report in Chromium)
 
 PYTHON ?= python3
@@ -73,6 +73,7 @@ bench-cost: setup
 
 readme: setup
 	@$(BIN)/python benchmarks/readme_table.py
+	@$(BIN)/python benchmarks/cost_table.py
 
 # What the data looks like, for docs/data.md.
 PREVIEW = $(BIN)/bestta data preview streets --split val --colours 256

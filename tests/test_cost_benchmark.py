@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -257,3 +258,15 @@ def test_a_small_run_measures_in_processes_of_its_own_and_writes_its_record(tmp_
     if Path("/proc/self/clear_refs").exists():
         assert rows["tent"]["memory_ratio"] > 1
     assert "Next:" in done.stdout
+
+
+def test_the_page_on_cost_holds_the_figures_of_its_records() -> None:
+    root = Path(__file__).parents[1]
+    script = runpy.run_path(str(root / "benchmarks" / "cost_table.py"))
+    page = (root / "docs" / "cost.md").read_text(encoding="utf-8")
+    assert script["renewed"](page) == page, "make readme renews it"
+    record = json.loads((root / "results" / "measured" / "cost.json").read_text(encoding="utf-8"))
+    for subject in record["subjects"].values():
+        for row in subject["rows"]:
+            if subject["subject"] != "growth" and "block" not in row["contender"]:
+                assert f"| {row['contender']} |" in page
