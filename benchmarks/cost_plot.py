@@ -265,9 +265,15 @@ def draw(record: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("record", type=Path, help="what benchmarks/cost.py has written")
+    written = Path("runs/cost/record.json")
+    told = "what benchmarks/cost.py has written"
+    parser.add_argument("record", type=Path, nargs="?", default=written, help=told)
     parser.add_argument("--out", type=Path, default=Path("docs/cost.svg"))
     asked = parser.parse_args()
+    if not asked.record.exists():
+        raise SystemExit(
+            f"there is no record {asked.record}: python benchmarks/cost.py writes one."
+        )
     record = json.loads(asked.record.read_text(encoding="utf-8"))
     if record.get("benchmark") != "cost":
         raise SystemExit(

@@ -1611,3 +1611,11 @@ def test_a_chain_that_keeps_surprising_is_given_up_and_the_others_stay():
     kept = _known[model][("layer1",)].plan
     assert kept.after(model.tail.second[0].weight)
     assert not kept.after(model.tail.first[0].weight)
+
+
+@pytest.mark.parametrize("lean", ["maybe", "false", None, 1])
+def test_lean_is_yes_or_no(lean):
+    model = randomise(Segmenter(), seed=1)
+    profile = SourceProfile.collect(model, stream(2, seed=3), layers="layer1")
+    with pytest.raises(ValueError, match="True or False"):
+        bestta.adapt(model, profile, lean=lean)

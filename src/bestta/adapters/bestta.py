@@ -134,6 +134,8 @@ class BesttaConfig(AdapterConfig):
         one_of(self, "predict", "before", "after")
         one_of(self, "precision", "fp32", "bf16")
         check_when(self.when)
+        if not isinstance(self.lean, bool):
+            raise ValueError(f"lean is True or False, not {self.lean!r}.")
         at_least_one(self, "entropy_stride")
         not_negative(self, "lr", "style_floor")
         not_negative(self, "lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
