@@ -75,7 +75,7 @@ class Settling(Schedule):
     How they scatter is measured from those few, so that it does not grow as the stream moves.
     """
 
-    settle = 8
+    settle = 4
     jump = 3.0
     drift = 1.1
     names = ("mean", "recent", "scatter", "since")
