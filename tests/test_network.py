@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import threading
 
 import pytest
@@ -482,3 +483,16 @@ def test_what_autocast_has_cast_once_is_not_used_for_weights_that_moved(build, d
     for image, prediction in zip(images, ours[0], strict=True):
         with torch.autocast("cpu", dtype=dtype):
             assert torch.equal(apart(image), prediction)
+
+
+def test_modules_that_refuse_to_be_copied_are_refused_by_name():
+    """As a scripted function does, which hangs on a module."""
+
+    class Refuses:
+        def __deepcopy__(self, memo):
+            raise pickle.PickleError("ScriptFunction cannot be pickled")
+
+    model = nn.Sequential(nn.Conv2d(3, 3, 1))
+    model.extra = Refuses()
+    with pytest.raises(ValueError, match=r"cannot be copied.*ScriptFunction"):
+        skeleton(model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -237,7 +238,7 @@ def skeleton(model: nn.Module) -> nn.Module:
             shared |= {id(hook): hook for hook in hooks.values()}
     try:
         return copy.deepcopy(model, shared)
-    except (TypeError, RuntimeError, NotImplementedError, AttributeError) as error:
+    except (TypeError, RuntimeError, AttributeError, pickle.PickleError) as error:
         raise ValueError(
             f"the modules of {type(model).__name__} cannot be copied, which this method needs: "
             f"{error} Usually something that is no module, such as a lock, an open file or a "

@@ -325,7 +325,7 @@ class LeanModel:
         """
         try:
             model = skeleton(self.model)
-        except Exception:  # something in it cannot be copied
+        except ValueError:  # something in it cannot be copied
             model = self.model
         try:
             plan = self._watch(model, _corner(image))
