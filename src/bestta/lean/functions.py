@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bestta.lean import onednn, winograd
 from bestta.lean.bits import Shape, pack, unpack
+from bestta.lean.onednn import Clip
 from bestta.lean.operations import Activation, Convolve, Geometry, Norm, Pool
 
 _FIXED = 1 << 14
@@ -241,6 +242,7 @@ def once() -> None:
 
 def _forward(x: Tensor, block: Block, inplace: bool, keep: bool) -> _Kept:
     slope = None
+    activated = False
     y = x
     if block.convolve is not None:
         if block.channels_last and x.dim() == 4:
@@ -248,8 +250,7 @@ def _forward(x: Tensor, block: Block, inplace: bool, keep: bool) -> _Kept:
             few //= max(1, block.convolve.weight.shape[0])
             order = torch.contiguous_format if few < _FEW_PIXELS else torch.channels_last
             x = x.contiguous(memory_format=order)
-        at_once = block.activation is not None and block.activation.kind == "relu"
-        y, slope = _convolve_and_norm(x, block.convolve, block.norm, at_once)
+        y, slope, activated = _convolve_and_norm(x, block)
     elif block.norm is not None:
         norm = block.norm
         y = F.batch_norm(
@@ -258,33 +259,50 @@ def _forward(x: Tensor, block: Block, inplace: bool, keep: bool) -> _Kept:
         slope = norm.affine()[0] if keep else None
     if block.activation is None:
         return _Kept(y, None, None, slope)
-    done = _activate(y, block.activation, inplace or y is not x, keep)
+    done = _activate(y, block.activation, inplace or y is not x, keep, activated)
     return _Kept(done.y, done.kept, done.shape, slope)
 
 
-def _convolve_and_norm(
-    x: Tensor, convolve: Convolve, norm: Norm | None, relu: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The result, with the ReLU behind it done already where that costs nothing; and its slope."""
+class _Convolved(NamedTuple):
+    y: Tensor
+    slope: Tensor | None
+    activated: bool
+    """Whether the activation of the block is done already."""
+
+
+def _convolve_and_norm(x: Tensor, block: Block) -> _Convolved:
+    """The convolution of a block and its batch norm, and its activation where that costs nothing.
+
+    Args:
+        x: (B, C, ...).
+        block: One with a convolution.
+    """
+    convolve, norm = block.convolve, block.norm
+    assert convolve is not None
     weight, bias, geometry = convolve.weight.detach(), convolve.bias, convolve.geometry
     if norm is None:
-        return _convolve(x, weight, bias, geometry, relu), None
+        y, activated = _convolve(x, weight, bias, geometry, block.activation)
+        return _Convolved(y, None, activated)
     slope, offset = norm.affine()
     if bias is not None:
         offset = offset + bias.detach().to(offset.dtype) * slope
     wide = weight.dtype in (torch.float32, torch.float64)
     if wide and weight.numel() <= _size_of_result(x, weight, geometry):
         weight = _scaled(weight, slope, geometry)
-        return _convolve(x, weight, offset.to(weight.dtype), geometry, relu), slope
-    y = _convolve(x, weight, None, geometry, False)
+        y, activated = _convolve(x, weight, offset.to(weight.dtype), geometry, block.activation)
+        return _Convolved(y, slope, activated)
+    y, _ = _convolve(x, weight, None, geometry, None)
     if y.dtype == slope.dtype:
-        return torch.addcmul(_spread(offset, y), _spread(slope, y), y, out=y), slope
-    return torch.addcmul(_spread(offset, y), _spread(slope, y), y).to(y.dtype), slope
+        y = torch.addcmul(_spread(offset, y), _spread(slope, y), y, out=y)
+    else:
+        y = torch.addcmul(_spread(offset, y), _spread(slope, y), y).to(y.dtype)
+    return _Convolved(y, slope, False)
 
 
 def _convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, relu: bool
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, then: Activation | None
+) -> tuple[Tensor, bool]:
+    """A convolution, and whether what is to be done ``then`` is done already."""
     g = geometry
     wide = x.dtype == torch.float64  # which autocast leaves alone
     if x.device.type == "cpu" and not wide and torch.is_autocast_enabled("cpu"):
@@ -292,40 +310,64 @@ def _convolve(
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     if _onednn(x, weight, geometry):
-        return _convolve_onednn(x, weight, bias, geometry, relu)
+        clip = _clip_of(then)
+        return _convolve_onednn(x, weight, bias, geometry, clip), clip is not None
     output_padding = g.output_padding or (0,) * len(g.stride)
-    return torch.convolution(
+    y = torch.convolution(
         x, weight, bias, g.stride, g.padding, g.dilation, g.transposed, output_padding, g.groups
     )
+    return y, False
+
+
+def _clip_of(activation: Activation | None) -> Clip | None:
+    """The bounds that an activation keeps values within, if that is all it does."""
+    if activation is None or activation.kind not in ("relu", "clip"):
+        return None
+    return (0.0, None) if activation.kind == "relu" else (activation.low, activation.high)
 
 
 def _convolve_onednn(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, relu: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, clip: Clip | None
 ) -> Tensor:
     """A convolution by oneDNN itself, or with half its multiplications where that pays."""
     g = geometry
-    if max(g.stride) == 1 and winograd.suits(x, weight, g.padding, g.dilation):
-        return winograd.convolve(x, weight, bias, g.padding, g.dilation, relu)
-    if weight.shape[2:].numel() > 1:
+    if max(g.stride) == 1 and g.groups == 1 and winograd.suits(x, weight, g.padding, g.dilation):
+        return winograd.convolve(x, weight, bias, g.padding, g.dilation, clip)
+    if weight.shape[2:].numel() > 1 and g.groups == 1:
         weight = onednn.packed(weight, x.shape, g.padding, g.stride, g.dilation)
-    return onednn.convolve(x, weight, bias, g.padding, g.stride, g.dilation, relu)
+    return onednn.convolve(x, weight, bias, g.padding, g.stride, g.dilation, g.groups, clip)
 
 
 def _onednn(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     """Whether oneDNN can be asked for this convolution."""
     plain = geometry.groups == 1 and not geometry.transposed
+    if _is_depthwise(weight, geometry):  # PyTorch has a way of its own that is quicker if dilated
+        plain = max(geometry.dilation) == 1
     return plain and weight.dtype == x.dtype and _is_channels_last(x) and onednn.takes(x)
 
 
-def _activate(y: Tensor, activation: Activation, inplace: bool, keep: bool) -> _Kept:
-    """An activation, over its input if ``inplace``; and what its gradient needs, if ``keep``."""
+def _is_depthwise(weight: Tensor, geometry: Geometry) -> bool:
+    """Whether there is one kernel per channel, and not several."""
+    alone = geometry.groups == weight.shape[0] and weight.shape[1] == 1
+    return alone and not geometry.transposed
+
+
+def _activate(
+    y: Tensor, activation: Activation, inplace: bool, keep: bool, done: bool = False
+) -> _Kept:
+    """An activation, over its input if ``inplace``; and what its gradient needs, if ``keep``.
+
+    ``done``: ``y`` has been clipped already.
+    """
     kind = activation.kind
     kept, shape = None, None
     if kind == "relu":
-        y = y.relu_() if inplace else y.relu()
+        if not done:
+            y = y.relu_() if inplace else y.relu()
         mask = y > 0 if keep else None
     elif kind == "clip":
-        y = F.hardtanh(y, activation.low, activation.high, inplace)
+        if not done:
+            y = F.hardtanh(y, activation.low, activation.high, inplace)
         mask = (y > activation.low) & (y < activation.high) if keep else None
     elif kind in ("leaky", "prelu"):
         mask = y > 0 if keep else None
@@ -393,16 +435,20 @@ def _gradient_to_input(
 ) -> Tensor:
     g = geometry
     gradient = gradient.contiguous(memory_format=layout)
-    if max(g.stride) == 1 and _onednn(gradient, weight, geometry):
+    depthwise = _is_depthwise(weight, geometry) and gradient.device.type == "cpu"
+    if max(g.stride) == 1 and (depthwise or _onednn(gradient, weight, geometry)):
         # Then the gradient is a convolution, too, with the kernels turned round.
         padding = tuple(
             d * (k - 1) - p for d, k, p in zip(g.dilation, weight.shape[2:], g.padding, strict=True)
         )
         single = weight.shape[2:].numel() == 1 and not any(padding)
-        if single or (min(padding) >= 0 and winograd.suits(gradient, weight, padding, g.dilation)):
-            turned = _turned(weight)
-            opposite = Geometry(g.stride, padding, g.dilation)
-            return _convolve_onednn(gradient, turned, None, opposite, False)
+        opposite = Geometry(g.stride, padding, g.dilation, g.groups)
+        if depthwise and min(padding) >= 0:
+            axes = tuple(range(2, weight.dim()))
+            return _convolve(gradient, weight.flip(axes), None, opposite, None)[0]
+        suits = min(padding) >= 0 and winograd.suits(gradient, weight, padding, g.dilation)
+        if not depthwise and (single or suits):
+            return _convolve_onednn(gradient, _turned(weight), None, opposite, None)
     unread = torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
     found: Tensor = torch.ops.aten.convolution_backward(
         gradient,

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Clip = tuple[float, float | None]
+"""The least and the greatest of values; None with 0 for those of a ReLU."""
+
 
 def takes(x: Tensor) -> bool:
     """Whether there is a oneDNN for maps like this one, (B, C, H, W) on a CPU."""
@@ -27,12 +30,17 @@ def convolve(
     padding: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
-    relu: bool = False,
+    groups: int = 1,
+    clip: Clip | None = None,
 ) -> Tensor:
-    """A convolution of (B, C, H, W) with its channels last, and perhaps a ReLU behind it."""
-    then = "relu" if relu else "none"
+    """A convolution of (B, C, H, W) with its channels last, its result kept within bounds."""
+    then: str = "none"
+    bounds: list[float] = []
+    if clip is not None:
+        low, high = clip
+        then, bounds = ("relu", []) if high is None else ("hardtanh", [low, high])
     y: Tensor = torch.ops.mkldnn._convolution_pointwise(
-        x, weight, bias, list(padding), list(stride), list(dilation), 1, then, [], ""
+        x, weight, bias, list(padding), list(stride), list(dilation), groups, then, bounds, ""
     )
     return y
 

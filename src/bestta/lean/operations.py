@@ -51,11 +51,14 @@ class Norm:
     def affine(self) -> tuple[Tensor, Tensor]:
         """Slope and offset, (C,), in fp32 or wider, of the values as they are now."""
         wide = torch.promote_types(self.mean.dtype, torch.float32)
-        slope = torch.rsqrt(self.variance.detach().to(wide) + self.eps)
-        if self.weight is not None:
-            slope = slope * self.weight.detach().to(wide)
-        offset = -self.mean.detach().to(wide) * slope
-        return slope, offset if self.bias is None else offset + self.bias.detach().to(wide)
+        with torch.no_grad():
+            slope = (self.variance.to(wide) + self.eps).rsqrt_()
+            if self.weight is not None:
+                slope.mul_(self.weight)
+            mean = self.mean.to(wide)
+            if self.bias is None:
+                return slope, -mean * slope
+            return slope, torch.addcmul(self.bias.to(wide), mean, slope, value=-1)
 
 
 @dataclass(frozen=True, eq=False)

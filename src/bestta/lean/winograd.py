@@ -67,16 +67,16 @@ def convolve(
     bias: Tensor | None,
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
-    relu: bool,
+    clip: onednn.Clip | None,
 ) -> Tensor:
-    """A 3x3 convolution with stride 1, and perhaps a ReLU behind it.
+    """A 3x3 convolution with stride 1, its result kept within bounds.
 
     Args:
         x: (B, C, H, W) in fp32 with the channels last in memory.
         weight: (C', C, 3, 3).
         bias: (C',) or None.
         padding, dilation: Of rows and columns.
-        relu: Whether to end in a ReLU.
+        clip: The bounds, if any.
     """
     before, kernel, after = (
         torch.tensor(matrix, dtype=x.dtype) for matrix in (_BEFORE, _KERNEL, _AFTER)
@@ -101,8 +101,8 @@ def convolve(
                 _strip(source, strip, packed, before, after, padding[1], dilation[1])
                 if bias is not None:
                     strip.add_(bias)
-                if relu:
-                    strip.relu_()
+                if clip is not None:
+                    strip.clamp_(*clip)
     return y.permute(0, 3, 1, 2)
 
 
