@@ -257,6 +257,19 @@ def test_the_order_of_values_in_memory_of_the_image_does_not_matter(layers):
     assert lean(images[0]).is_contiguous()
 
 
+@pytest.mark.parametrize("when", ["always", 1000])
+@pytest.mark.parametrize("weights", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("pixels", [torch.contiguous_format, torch.channels_last])
+def test_the_answer_lies_in_memory_as_that_of_the_model_itself(pixels, weights, when):
+    model = randomise(Street(), seed=4).to(memory_format=weights)
+    lean, _ = pair(model, when=when)
+    for number, image in enumerate(images_for(model, 2)):
+        image = image.to(memory_format=pixels)
+        expected = model(image)
+        assert lean(image).stride() == expected.stride()
+        assert lean.last.adapted == (when == "always" or number == 0)
+
+
 # --- operation by operation -----------------------------------------------------------------
 
 
@@ -372,7 +385,11 @@ CONVOLUTIONS = {
     "conv, strided": nn.Conv2d(6, 4, 3, stride=(2, 3), padding=(1, 0)),
     "conv, dilated": nn.Conv2d(6, 4, 3, padding=(2, 1), dilation=(2, 1)),
     "conv, grouped": nn.Conv2d(6, 4, 3, padding=1, groups=2),
-    "conv, depthwise": nn.Conv2d(6, 12, 3, stride=2, padding=1, groups=6),
+    "conv, two kernels per channel": nn.Conv2d(6, 12, 3, stride=2, padding=1, groups=6),
+    "conv, depthwise": nn.Conv2d(6, 6, (5, 3), padding=(2, 0), groups=6),
+    "conv, depthwise, strided": nn.Conv2d(6, 6, 3, stride=2, padding=1, groups=6),
+    "conv, depthwise, dilated": nn.Conv2d(6, 6, 3, padding=(3, 1), dilation=(3, 1), groups=6),
+    "conv, depthwise, padded beyond its kernel": nn.Conv2d(6, 6, 3, padding=(3, 2), groups=6),
     "conv, same": nn.Conv2d(6, 4, 3, padding="same", dilation=2),
     "conv, same, even kernel": nn.Conv2d(6, 4, (2, 3), padding="same"),
     "conv, valid": nn.Conv2d(6, 4, 3, padding="valid"),
@@ -1260,7 +1277,7 @@ def test_winograd_is_a_convolution(
     )
     scale = float(expected.abs().max())
     x = x.contiguous(memory_format=torch.channels_last)
-    seen = winograd.convolve(x, weight, bias, padding, dilation, relu)
+    seen = winograd.convolve(x, weight, bias, padding, dilation, (0.0, None) if relu else None)
     if relu:
         expected = expected.relu()
     assert seen.is_contiguous(memory_format=torch.channels_last)
@@ -1288,15 +1305,19 @@ def test_winograd_suits_large_maps_of_many_channels_only():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gradient_last", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("shape", [(2, 19, 71, 64), (1, 3, 1, 1), (1, 40, 3, 2000)])
-def test_lean_entropy_is_the_entropy_and_has_its_gradient(shape, channels_last, dtype):
+def test_lean_entropy_is_the_entropy_and_has_its_gradient(
+    shape, channels_last, gradient_last, dtype
+):
     """71 rows are a strip of 53 and a rest of 18; 40 · 2000 logits do not fit into a strip."""
     logits = (torch.randn(shape, dtype=torch.float64) * 3).to(dtype)
     if channels_last:
         logits = logits.to(memory_format=torch.channels_last)
     ours, theirs = (logits.clone().requires_grad_() for _ in range(2))
-    seen, expected = lean_entropy_loss(ours) * 0.3, entropy_loss(theirs) * 0.3
+    seen = lean_entropy_loss(ours, channels_last=gradient_last) * 0.3
+    expected = entropy_loss(theirs) * 0.3
     assert seen.dtype == expected.dtype
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
     torch.testing.assert_close(seen, expected, rtol=max(tolerance / 100, 1e-10), atol=1e-6)
@@ -1304,7 +1325,10 @@ def test_lean_entropy_is_the_entropy_and_has_its_gradient(shape, channels_last, 
     (judge,) = torch.autograd.grad(expected, theirs)
     limit = tolerance * float(judge.abs().max())
     torch.testing.assert_close(gradient, judge, rtol=tolerance, atol=limit)
-    assert gradient.stride() == logits.stride()
+    if gradient_last:
+        assert gradient.is_contiguous(memory_format=torch.channels_last)
+    else:
+        assert gradient.stride() == logits.stride()
 
 
 def test_lean_entropy_of_extreme_logits_is_finite_and_zero():

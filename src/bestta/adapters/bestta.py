@@ -354,7 +354,12 @@ class Bestta(Adapter):
             check_ran_once(runs, self.bein, self.model)
             return select_logits(output, self.config.output)
 
-        logits = run(image) if self.lean is None else self.lean(image, run).contiguous()
+        if self.lean is None:
+            logits = run(image)
+        else:
+            logits = self.lean(image, run)
+            if not self.lean.owner_channels_last:
+                logits = logits.contiguous()
         return logits if self.config.precision == "fp32" else logits.float(), passes
 
     def precision(self) -> AbstractContextManager[Any]:
@@ -414,7 +419,7 @@ class Bestta(Adapter):
         if logits.dim() == 4 and stride > 1:
             logits = F.avg_pool2d(logits, stride, ceil_mode=True, count_include_pad=False)
         if logits.dim() == 4 and self.lean:
-            return lean_entropy_loss(logits)
+            return lean_entropy_loss(logits, self.lean.channels_last)
         return entropy_loss(logits)
 
     def style_loss(self, name: str, through: Pass) -> Tensor:

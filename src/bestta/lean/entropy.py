@@ -15,20 +15,26 @@ _STRIP = 1 << 16
 _LOWEST = -80.0
 
 
-def lean_entropy_loss(logits: Tensor) -> Tensor:
+def lean_entropy_loss(logits: Tensor, channels_last: bool = False) -> Tensor:
     """The mean entropy of predictions (B, K, H, W); its gradient is made in the same pass.
+
+    ``channels_last``: whether the gradient may lie in memory in that order, whatever that of the
+    logits is; the gradient of an upsampling then takes a third of the time.
 
     With ``p`` the softmax of the logits ``z`` of a pixel and ``H = -Σ p log p``, the gradient
     is ``dH/dz = -p (log p + H)``.
     """
-    loss: Tensor = _Entropy.apply(logits)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Entropy.apply(logits, channels_last)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _Entropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+    def forward(ctx: Any, logits: Tensor, channels_last: bool) -> Tensor:
+        layout = torch.channels_last if channels_last else torch.preserve_format
+        gradient = None
+        if ctx.needs_input_grad[0]:
+            gradient = torch.empty_like(logits, memory_format=layout)
         pixels = logits.numel() // logits.shape[1]
         rows = max(1, _STRIP // (logits.shape[1] * logits.shape[3]))
         total = torch.zeros((), dtype=torch.float64, device=logits.device)
@@ -48,8 +54,8 @@ class _Entropy(torch.autograd.Function):
         return (total / pixels).to(torch.promote_types(logits.dtype, torch.float32))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         once()
         (to_logits,) = ctx.saved_tensors
         scaled: Tensor = to_logits.mul_(gradient)  # nobody else holds it
-        return scaled
+        return scaled, None

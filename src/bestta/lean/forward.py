@@ -82,10 +82,11 @@ class LeanForward(TorchFunctionMode):
     where no call is seen, as a scripted function would, finds a tensor on no device, and fails.
     """
 
-    def __init__(self, plan: Plan, channels_last: bool = False) -> None:
+    def __init__(self, plan: Plan, channels_last: bool = False, logits_first: bool = False) -> None:
         super().__init__()
         self._plan = plan
         self._channels_last = channels_last
+        self._logits_first = logits_first
         self._gradients = torch.is_grad_enabled()
         self.used = 0
         """How many chains of the plan were met with."""
@@ -138,7 +139,7 @@ class LeanForward(TorchFunctionMode):
             if 0 < len(parts) <= _MOST_PARTS:
                 self._joined = weakref.ref(joined), joined._version, parts
             return joined
-        if func is F.interpolate and self._channels_last and args:
+        if func is F.interpolate and self._logits_first and args:
             args = (_few_channels_first(args[0]), *args[1:])
         return func(*args, **named)
 
@@ -267,6 +268,8 @@ class _Known:
     """Weights of chains that surprised even right after the model was watched."""
     unused: bool = False
     """Whether the plan before this one met with none of its chains."""
+    channels_last: bool = False
+    """Whether its owner has put its weights into that order."""
 
 
 class LeanModel:
@@ -274,10 +277,16 @@ class LeanModel:
 
     def __init__(self, model: nn.Module, layers: tuple[str, ...]) -> None:
         self.model, self.layers = model, layers
+        self.channels_last = False
+        """Whether in the last forward maps, and so gradients, might lie in memory in that order."""
+        self.owner_channels_last = False
+        """Whether the answer of the model itself would have lain so."""
 
     def __call__(self, image: Tensor, forward: Callable[[Tensor], Answer]) -> Answer:
         """``forward(image)``, lean. It may be called again, and must then begin anew."""
+        self.channels_last = False
         if image[:, 0].numel() < _LARGE:
+            self.owner_channels_last = True  # whatever it answers is its own
             return forward(image)
         drawn = torch.get_rng_state()
         known = _known.setdefault(self.model, {})
@@ -287,7 +296,7 @@ class LeanModel:
         while True:
             known[self.layers] = own
             try:
-                answer, used = self._run(image, own.plan, forward)
+                answer, used = self._run(image, own, forward)
                 break
             except Surprise as surprise:
                 if fresh:
@@ -309,10 +318,13 @@ class LeanModel:
         return answer
 
     def _run(
-        self, image: Tensor, plan: Plan, forward: Callable[[Tensor], Answer]
+        self, image: Tensor, known: _Known, forward: Callable[[Tensor], Answer]
     ) -> tuple[Answer, int]:
-        last = plan.any_layout and image.dim() == 4 and image.device.type == "cpu"
-        with LeanForward(plan, channels_last=last) as lean:
+        last = known.plan.any_layout and image.dim() == 4 and image.device.type == "cpu"
+        self.channels_last = last
+        self.owner_channels_last = known.channels_last or _only_channels_last(image)
+        first = last and not self.owner_channels_last
+        with LeanForward(known.plan, channels_last=last, logits_first=first) as lean:
             answer = forward(image)
             lean.finish()
         return answer, lean.used
@@ -335,7 +347,12 @@ class LeanModel:
         for weights in given_up:
             held = weights()
             plan = plan if held is None else plan.without(held)
-        return _Known(plan, given_up, unused=before is not None and before.unused)
+        return _Known(
+            plan,
+            given_up,
+            unused=before is not None and before.unused,
+            channels_last=any(map(_only_channels_last, self.model.parameters())),
+        )
 
     def _watch(self, model: nn.Module, image: Tensor) -> Plan:
         watch = Watch()
@@ -348,6 +365,11 @@ class LeanModel:
         plan = watch.plan()
         # Which value a random number falls on depends on how they lie in memory.
         return replace(plan, any_layout=False) if random else plan
+
+
+def _only_channels_last(x: Tensor) -> bool:
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return last and not x.is_contiguous()
 
 
 def _corner(image: Tensor) -> Tensor:
