@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import bestta
 from bestta import SourceProfile
 from bestta.lean import forward, lean_entropy_loss, winograd
-from bestta.lean.bits import pack, unpack
+from bestta.lean.bits import pack, pack_above, unpack
 from bestta.lean.chains import Plan, Watch
 from bestta.lean.forward import LeanForward, _known
 from bestta.losses import entropy_loss
@@ -1242,6 +1242,21 @@ def test_bits_come_back_as_they_went_in_one_per_value(mask):
     back = unpack(bits, shape)
     assert back.dtype == torch.uint8
     assert torch.equal(back.bool(), mask)
+
+
+@pytest.mark.parametrize("high", [None, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "with gaps"])
+def test_bits_say_which_values_lie_between_bounds(layout, dtype, high):
+    """The bounds themselves and what is no number do not."""
+    x = torch.randn(2, 5, 3, 7).to(dtype)
+    x[0, 0, 0, :5] = torch.tensor([0.25, 1.0, float("nan"), float("inf"), -float("inf")])
+    if layout == "channels last":
+        x = x.to(memory_format=torch.channels_last)
+    elif layout == "with gaps":
+        x = x[:, 1:4, :, ::2]
+    expected = (x > 0.25) & ((x < high) if high is not None else True)
+    assert torch.equal(unpack(*pack_above(x, 0.25, high)).bool(), expected)
 
 
 def test_bits_keep_the_order_of_values_in_memory():

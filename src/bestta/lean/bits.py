@@ -19,6 +19,22 @@ class Shape:
     strides: tuple[int, ...]
 
 
+def pack_above(x: Tensor, low: float, high: float | None = None) -> tuple[Tensor, Shape]:
+    """`pack` of which values of ``x`` lie above ``low`` and, if it is given, below ``high``."""
+    x = x.detach()
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        mask = x > low
+        return pack(mask if high is None else mask & (x < high))
+    if not _is_dense(x):
+        x = x.contiguous()
+    values = x.as_strided((x.numel(),), (1,)).numpy()  # compares several times as fast as PyTorch
+    with np.errstate(invalid="ignore"):
+        yes = values > low
+        if high is not None:
+            np.logical_and(yes, values < high, out=yes)
+    return torch.from_numpy(np.packbits(yes)), Shape(x.shape, x.stride())
+
+
 def pack(mask: Tensor) -> tuple[Tensor, Shape]:
     """The bits of a boolean tensor, one after the other as they lie in memory, and their shape."""
     if not _is_dense(mask):

@@ -19,7 +19,16 @@ from torch.overrides import TorchFunctionMode
 
 from bestta.insertion import inserted, skeleton
 from bestta.lean.chains import QUERIES, Plan, Watch, tensors_in
-from bestta.lean.functions import Block, Part, add, parts_of, pool, run
+from bestta.lean.functions import (
+    Block,
+    Part,
+    add,
+    is_channels_last,
+    only_channels_last,
+    parts_of,
+    pool,
+    run,
+)
 from bestta.lean.operations import (
     Activation,
     Add,
@@ -134,14 +143,29 @@ class LeanForward(TorchFunctionMode):
         if isinstance(operation, Pool) and _wanted(operation.x):
             return pool(operation)
         if isinstance(operation, Join) and torch.is_grad_enabled():
-            joined = func(*args, **named)
+            joined = self._join(operation, func, args, named)
             parts = parts_of(operation.tensors)
             if 0 < len(parts) <= _MOST_PARTS:
                 self._joined = weakref.ref(joined), joined._version, parts
             return joined
-        if func is F.interpolate and self._logits_first and args:
-            args = (_few_channels_first(args[0]), *args[1:])
+        if func is F.interpolate and self._channels_last and args:
+            if self._logits_first:
+                args = (_few_channels_first(args[0]), *args[1:])
+            larger = func(*args, **named)
+            if isinstance(larger, Tensor) and _wanted(larger) and only_channels_last(larger):
+                # Its gradient, perhaps a part of a larger one, takes long unless it lies so, too.
+                larger.register_hook(_channels_last)  # type: ignore[no-untyped-call]
+            return larger
         return func(*args, **named)
+
+    def _join(self, operation: Join, func: Any, args: Any, named: Any) -> Tensor:
+        """Maps put together; with their channels last if those of some lie so, which is quicker."""
+        maps = operation.tensors
+        lying = [is_channels_last(x) for x in maps]
+        if self._channels_last and any(map(only_channels_last, maps)) and not all(lying):
+            return torch.cat([x.contiguous(memory_format=torch.channels_last) for x in maps], 1)
+        joined: Tensor = func(*args, **named)
+        return joined
 
     def finish(self) -> None:
         """Raise a `Surprise` if a call that was done in advance never came, or a map lives on."""
@@ -255,6 +279,10 @@ def _few_channels_first(x: Any) -> Any:
     return x.contiguous() if few else x
 
 
+def _channels_last(gradient: Tensor) -> Tensor:
+    return gradient.contiguous(memory_format=torch.channels_last)
+
+
 def _wanted(x: Tensor) -> bool:
     return x.requires_grad and torch.is_grad_enabled()
 
@@ -268,8 +296,10 @@ class _Known:
     """Weights of chains that surprised even right after the model was watched."""
     unused: bool = False
     """Whether the plan before this one met with none of its chains."""
-    channels_last: bool = False
-    """Whether its owner has put its weights into that order."""
+    given_channels_last: bool = False
+    """How the image lay in memory, when the model was watched,"""
+    answers_channels_last: bool = False
+    """and how the answer of the model itself did."""
 
 
 class LeanModel:
@@ -322,7 +352,8 @@ class LeanModel:
     ) -> tuple[Answer, int]:
         last = known.plan.any_layout and image.dim() == 4 and image.device.type == "cpu"
         self.channels_last = last
-        self.owner_channels_last = known.channels_last or _only_channels_last(image)
+        alike = only_channels_last(image) == known.given_channels_last
+        self.owner_channels_last = alike and known.answers_channels_last
         first = last and not self.owner_channels_last
         with LeanForward(known.plan, channels_last=last, logits_first=first) as lean:
             answer = forward(image)
@@ -340,9 +371,9 @@ class LeanModel:
         except ValueError:  # something in it cannot be copied
             model = self.model
         try:
-            plan = self._watch(model, _corner(image))
+            plan, answers_last = self._watch(model, _corner(image))
         except Exception:  # a model of one size
-            plan = self._watch(model, image)
+            plan, answers_last = self._watch(model, image)
         given_up = [] if before is None else before.given_up
         for weights in given_up:
             held = weights()
@@ -351,32 +382,33 @@ class LeanModel:
             plan,
             given_up,
             unused=before is not None and before.unused,
-            channels_last=any(map(_only_channels_last, self.model.parameters())),
+            given_channels_last=only_channels_last(image),
+            answers_channels_last=answers_last,
         )
 
-    def _watch(self, model: nn.Module, image: Tensor) -> Plan:
+    def _watch(self, model: nn.Module, image: Tensor) -> tuple[Plan, bool]:
+        """What goes together in the model, and whether it answers with channels last."""
         watch = Watch()
         functions = dict.fromkeys(self.layers, torch.clone)
         drawing = torch.random.fork_rng(devices=[image.device] if image.is_cuda else [])
         with torch.no_grad(), drawing, inserted(model, functions), watch:
             before = torch.get_rng_state()
-            model(image)
+            answer = model(image)
             random = not torch.equal(before, torch.get_rng_state())
+        answers_last = any(map(only_channels_last, tensors_in((answer,))))
+        del answer
         plan = watch.plan()
         # Which value a random number falls on depends on how they lie in memory.
-        return replace(plan, any_layout=False) if random else plan
-
-
-def _only_channels_last(x: Tensor) -> bool:
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return last and not x.is_contiguous()
+        return replace(plan, any_layout=False) if random else plan, answers_last
 
 
 def _corner(image: Tensor) -> Tensor:
     """The middle of one image, at least 128 pixels of it each way, in multiples of 64."""
     height, width = (max(128, side // 128 * 64) for side in image.shape[-2:])
     top, left = ((image.shape[2] - height) // 2, (image.shape[3] - width) // 2)
-    return image[:1, :, max(0, top) :, max(0, left) :][:, :, :height, :width].contiguous()
+    part = image[:1, :, max(0, top) :, max(0, left) :][:, :, :height, :width]
+    last = only_channels_last(image)
+    return part.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 _known: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], _Known]] = WeakKeyDictionary()

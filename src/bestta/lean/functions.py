@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bestta.lean import onednn, winograd
-from bestta.lean.bits import Shape, pack, unpack
+from bestta.lean.bits import Shape, pack_above, unpack
 from bestta.lean.onednn import Clip
 from bestta.lean.operations import Activation, Convolve, Geometry, Norm, Pool
 
@@ -125,7 +125,7 @@ class _Frozen(torch.autograd.Function):
             # Not the operation itself: that holds on to its input.
             ctx.convolution = block.convolve.weight.detach(), block.convolve.geometry
         ctx.shape = x.shape
-        ctx.layout = torch.channels_last if _is_channels_last(done.y) else torch.contiguous_format
+        ctx.layout = torch.channels_last if is_channels_last(done.y) else torch.contiguous_format
         if done.y is x:
             ctx.mark_dirty(x)
         return done.y
@@ -201,7 +201,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kind: str, arguments: tuple[Any, ...]) -> Tensor:
         ctx.shape, ctx.kind, ctx.arguments = x.shape, kind, arguments
-        ctx.layout = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
+        ctx.layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
         if kind == "adaptive":
             return F.adaptive_avg_pool2d(x, arguments[0])
         if kind == "average":
@@ -343,7 +343,7 @@ def _onednn(x: Tensor, weight: Tensor, geometry: Geometry) -> bool:
     plain = geometry.groups == 1 and not geometry.transposed
     if _is_depthwise(weight, geometry):  # PyTorch has a way of its own that is quicker if dilated
         plain = max(geometry.dilation) == 1
-    return plain and weight.dtype == x.dtype and _is_channels_last(x) and onednn.takes(x)
+    return plain and weight.dtype == x.dtype and is_channels_last(x) and onednn.takes(x)
 
 
 def _is_depthwise(weight: Tensor, geometry: Geometry) -> bool:
@@ -364,27 +364,24 @@ def _activate(
     if kind == "relu":
         if not done:
             y = y.relu_() if inplace else y.relu()
-        mask = y > 0 if keep else None
+        kept, shape = pack_above(y, 0) if keep else (None, None)
     elif kind == "clip":
         if not done:
             y = F.hardtanh(y, activation.low, activation.high, inplace)
-        mask = (y > activation.low) & (y < activation.high) if keep else None
+        kept, shape = pack_above(y, activation.low, activation.high) if keep else (None, None)
     elif kind in ("leaky", "prelu"):
-        mask = y > 0 if keep else None
+        kept, shape = pack_above(y, 0) if keep else (None, None)
         if activation.weight is None:
             y = F.leaky_relu(y, activation.slope, inplace)
         else:
             y = torch.prelu(y, activation.weight.to(y.dtype))
     else:
-        mask = None
         if keep:
             kept = _derivative(y, activation)
             if kept.dtype == torch.float32:
                 kept = kept.mul_(_FIXED).round_().to(torch.int16)
         smooth = activation.approximate
         y = F.silu(y, inplace) if kind == "silu" else F.gelu(y, approximate=smooth)
-    if mask is not None:
-        kept, shape = pack(mask)
     return _Kept(y, kept, shape, None)
 
 
@@ -499,6 +496,11 @@ def _alias(x: Tensor) -> Tensor:
     return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
 
 
-def _is_channels_last(x: Tensor) -> bool:
+def is_channels_last(x: Tensor) -> bool:
     """Whether the channels of a map lie last in memory; a map of one pixel lies both ways."""
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def only_channels_last(x: Tensor) -> bool:
+    """Whether the channels of a map lie last in memory and not first as well."""
+    return is_channels_last(x) and not x.is_contiguous()

@@ -51,14 +51,13 @@ class Norm:
     def affine(self) -> tuple[Tensor, Tensor]:
         """Slope and offset, (C,), in fp32 or wider, of the values as they are now."""
         wide = torch.promote_types(self.mean.dtype, torch.float32)
-        with torch.no_grad():
-            slope = (self.variance.to(wide) + self.eps).rsqrt_()
-            if self.weight is not None:
-                slope.mul_(self.weight)
-            mean = self.mean.to(wide)
-            if self.bias is None:
-                return slope, -mean * slope
-            return slope, torch.addcmul(self.bias.to(wide), mean, slope, value=-1)
+        slope = (self.variance.to(wide) + self.eps).rsqrt_()
+        if self.weight is not None:
+            slope.mul_(self.weight)
+        mean = self.mean.to(wide)
+        if self.bias is None:
+            return slope, -mean * slope
+        return slope, torch.addcmul(self.bias.to(wide), mean, slope, value=-1)
 
 
 @dataclass(frozen=True, eq=False)
