@@ -157,8 +157,8 @@ def printed_table(table: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}x"
+def times(ratio: float | None, digits: int = 2) -> str:
+    return "-" if ratio is None else f"{ratio:.{digits}f}x"
 
 
 # --- the bar ------------------------------------------------------------------------------
@@ -194,8 +194,9 @@ def auto_verdict(auto: Row, by_method: Mapping[str, Row]) -> str:
             f"{bar}: cannot tell: BESTTA gains {gain} points here, there is no gain to keep "
             f"(auto against BESTTA: {change} points; {times(auto.time_composed)})"
         )
-    figures = f"{auto.kept_percent:.1f} %, {times(auto.time_mean)} on average, "
-    figures += f"{times(auto.time_composed)} from {ALWAYS}'s and {STILL}'s by the adapted share"
+    mean, composed = (times(ratio, digits=3) for ratio in (auto.time_mean, auto.time_composed))
+    figures = f"{auto.kept_percent:.1f} %, {mean} on average, "
+    figures += f"{composed} from {ALWAYS}'s and {STILL}'s by the adapted share"
     known = [ratio for ratio in (auto.time_mean, auto.time_composed) if ratio is not None]
     if not known:
         return f"{bar}: cannot tell: no mean time ({figures})"
