@@ -257,6 +257,26 @@ def test_the_order_of_values_in_memory_of_the_image_does_not_matter(layers):
     assert lean(images[0]).is_contiguous()
 
 
+def test_the_answer_is_not_left_channels_last_where_a_part_of_the_models_is_not():
+    """Nor after the owner has put the weights back into their old order."""
+
+    class Two(Behind):
+        def forward(self, image: Tensor) -> dict[str, Tensor]:
+            seen = self.layer1(image)
+            return {"out": self.tail(seen).contiguous(), "features": seen}
+
+    last = torch.channels_last
+    model = randomise(Two(nn.Conv2d(8, 5, 3, padding=1)), seed=4).to(memory_format=last)
+    image = images_for(model, 1)[0]
+    adapter, _ = pair(model)
+    assert adapter(image).is_contiguous()
+    model = randomise(Behind(nn.Conv2d(8, 5, 3, padding=1)), seed=4).to(memory_format=last)
+    adapter, _ = pair(model)
+    assert not adapter(image).is_contiguous()
+    model.to(memory_format=torch.contiguous_format)
+    assert adapter(image).is_contiguous()
+
+
 @pytest.mark.parametrize("when", ["always", 1000])
 @pytest.mark.parametrize("weights", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("pixels", [torch.contiguous_format, torch.channels_last])
@@ -776,6 +796,77 @@ def test_a_map_read_by_a_scripted_function_is_what_it_would_be():
         return block[2](normed) + scripted(normed)
 
     assert_model_alike(Applied(both), size=8)
+
+
+class Gate(torch.autograd.Function):
+    """Lets through by the sign of the second map, to which it gives no gradient."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, gate: Tensor) -> Tensor:
+        ctx.save_for_backward(gate > 0)
+        return x * (gate > 0)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return gradient * mask, None
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Conv2d(8, 40, 3, stride=2, padding=1)
+        self.wide = nn.Conv2d(8, 40, 1)
+        self.head = nn.Conv2d(40, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = F.interpolate(self.small(x), size=x.shape[2:])
+        return self.head(Gate.apply(self.wide(x), gate))
+
+
+def test_an_interpolated_map_may_be_given_no_gradient():
+    assert_model_alike(Gated())
+
+
+def by_hand(x: Tensor) -> Tensor:
+    """An instance norm, as it is often written: by a batch norm of one image per channel."""
+    batch, channels, *size = x.shape
+    one = x.contiguous().view(1, batch * channels, *size)
+    return F.batch_norm(one, None, None, training=True).view_as(x)
+
+
+def by_torch(x: Tensor) -> Tensor:
+    return torch.instance_norm(x, None, None, None, None, True, 0.1, 1e-5, True)
+
+
+class By(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.filterwarnings("ignore")  # that of torch.jit
+@pytest.mark.parametrize(
+    ("place", "norm"),
+    [
+        *((place, norm) for place in ("last", "behind", "before") for norm in (by_hand, by_torch)),
+        # Where it is not the last but one, it is not seen, and its gradient may be that of PyTorch.
+        *((place, torch.jit.script) for place in ("last", "behind")),
+    ],
+)
+def test_an_instance_norm_near_an_upsampling_learns_as_under_stock_autograd(place, norm):
+    """PyTorch's gradient of it is wrong for one image whose gradient has its channels last."""
+    scripted = norm is torch.jit.script
+    module = norm(nn.InstanceNorm2d(5)) if scripted else By(norm)
+    head = nn.Conv2d(8, 5, 3, padding=1)
+    enlarge = By(partial(F.interpolate, scale_factor=2, mode="bilinear"))
+    order = {"last": (module,), "behind": (enlarge, module), "before": (module, enlarge)}[place]
+    assert_model_alike(nn.Sequential(head, *order))
 
 
 def test_calls_by_name_are_understood_like_those_by_position():

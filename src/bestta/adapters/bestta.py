@@ -419,7 +419,7 @@ class Bestta(Adapter):
         if logits.dim() == 4 and stride > 1:
             logits = F.avg_pool2d(logits, stride, ceil_mode=True, count_include_pad=False)
         if logits.dim() == 4 and self.lean:
-            return lean_entropy_loss(logits, self.lean.channels_last)
+            return lean_entropy_loss(logits, channels_last=logits is self.lean.enlarged())
         return entropy_loss(logits)
 
     def style_loss(self, name: str, through: Pass) -> Tensor:

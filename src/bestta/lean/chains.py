@@ -37,6 +37,7 @@ QUERIES = {
 _LAYOUT = {
     # PyTorch's gradient of it is wrong for one image whose gradient has its channels last.
     F.instance_norm,
+    torch.instance_norm,
     torch.as_strided,
     Tensor.as_strided,
     Tensor.stride,
@@ -47,6 +48,9 @@ _LAYOUT = {
     Tensor.set_,
 }
 """Calls whose answer, or gradient, depends on how the values lie in memory."""
+
+_BATCH_NORMS = {F.batch_norm, torch.batch_norm}
+"""By the batch's own statistics, an instance norm in disguise; in eval mode, as any other call."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,9 @@ class Watch(TorchFunctionMode):
         out = func(*args, **named)
         if func in QUERIES:
             return out
-        if func in _LAYOUT:
-            self._any_layout = False
         operation = read(func, args, named)
+        if func in _LAYOUT or (func in _BATCH_NORMS and operation is None):
+            self._any_layout = False
         step: Follower | None = None
         weights: Tensor | None = None
         if isinstance(operation, Convolve):

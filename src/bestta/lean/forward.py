@@ -102,6 +102,8 @@ class LeanForward(TorchFunctionMode):
         self._expected: dict[int, _Expected] = {}
         self._spent: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
         """Maps that nobody may read any more, and the weights that their chain begins with."""
+        self.enlarged: Callable[[], Tensor | None] = _nothing
+        """The last map that was interpolated, while it is there."""
         self._joined: tuple[Callable[[], Tensor | None], int, tuple[Part, ...]] = _NOTHING
 
     def __torch_function__(
@@ -152,6 +154,7 @@ class LeanForward(TorchFunctionMode):
             if self._logits_first:
                 args = (_few_channels_first(args[0]), *args[1:])
             larger = func(*args, **named)
+            self.enlarged = weakref.ref(larger) if isinstance(larger, Tensor) else _nothing
             if isinstance(larger, Tensor) and _wanted(larger) and only_channels_last(larger):
                 # Its gradient, perhaps a part of a larger one, takes long unless it lies so, too.
                 larger.register_hook(_channels_last)  # type: ignore[no-untyped-call]
@@ -279,8 +282,9 @@ def _few_channels_first(x: Any) -> Any:
     return x.contiguous() if few else x
 
 
-def _channels_last(gradient: Tensor) -> Tensor:
-    return gradient.contiguous(memory_format=torch.channels_last)
+def _channels_last(gradient: Tensor | None) -> Tensor | None:
+    """For a hook: who wants no gradient of a map hands on None."""
+    return None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)
 
 
 def _wanted(x: Tensor) -> bool:
@@ -299,7 +303,18 @@ class _Known:
     given_channels_last: bool = False
     """How the image lay in memory, when the model was watched,"""
     answers_channels_last: bool = False
-    """and how the answer of the model itself did."""
+    """and how the answer of the model itself did,"""
+    weight: weakref.ref[nn.Parameter] | None = None
+    """and one of its weights that lay so, if any did."""
+
+    def answers_last(self, image: Tensor) -> bool:
+        """Whether the model itself would answer with channels last, as far as is known."""
+        weight = None if self.weight is None else self.weight()
+        return (
+            self.answers_channels_last
+            and only_channels_last(image) == self.given_channels_last
+            and (self.weight is None or (weight is not None and only_channels_last(weight)))
+        )
 
 
 class LeanModel:
@@ -307,14 +322,15 @@ class LeanModel:
 
     def __init__(self, model: nn.Module, layers: tuple[str, ...]) -> None:
         self.model, self.layers = model, layers
-        self.channels_last = False
-        """Whether in the last forward maps, and so gradients, might lie in memory in that order."""
+        self.enlarged: Callable[[], Tensor | None] = _nothing
+        """The map that the last forward interpolated last, while it is there. The gradient of it
+        may lie in memory with channels last, in which order it is quickest."""
         self.owner_channels_last = False
         """Whether the answer of the model itself would have lain so."""
 
     def __call__(self, image: Tensor, forward: Callable[[Tensor], Answer]) -> Answer:
         """``forward(image)``, lean. It may be called again, and must then begin anew."""
-        self.channels_last = False
+        self.enlarged = _nothing
         if image[:, 0].numel() < _LARGE:
             self.owner_channels_last = True  # whatever it answers is its own
             return forward(image)
@@ -351,13 +367,12 @@ class LeanModel:
         self, image: Tensor, known: _Known, forward: Callable[[Tensor], Answer]
     ) -> tuple[Answer, int]:
         last = known.plan.any_layout and image.dim() == 4 and image.device.type == "cpu"
-        self.channels_last = last
-        alike = only_channels_last(image) == known.given_channels_last
-        self.owner_channels_last = alike and known.answers_channels_last
+        self.owner_channels_last = known.answers_last(image)
         first = last and not self.owner_channels_last
         with LeanForward(known.plan, channels_last=last, logits_first=first) as lean:
             answer = forward(image)
             lean.finish()
+        self.enlarged = lean.enlarged
         return answer, lean.used
 
     def _watched(self, image: Tensor, before: _Known | None = None) -> _Known:
@@ -374,6 +389,7 @@ class LeanModel:
             plan, answers_last = self._watch(model, _corner(image))
         except Exception:  # a model of one size
             plan, answers_last = self._watch(model, image)
+        lying_last = filter(only_channels_last, self.model.parameters())
         given_up = [] if before is None else before.given_up
         for weights in given_up:
             held = weights()
@@ -384,6 +400,7 @@ class LeanModel:
             unused=before is not None and before.unused,
             given_channels_last=only_channels_last(image),
             answers_channels_last=answers_last,
+            weight=next((weakref.ref(w) for w in lying_last), None),
         )
 
     def _watch(self, model: nn.Module, image: Tensor) -> tuple[Plan, bool]:
@@ -395,8 +412,9 @@ class LeanModel:
             before = torch.get_rng_state()
             answer = model(image)
             random = not torch.equal(before, torch.get_rng_state())
-        answers_last = any(map(only_channels_last, tensors_in((answer,))))
-        del answer
+        maps = [x for x in tensors_in((answer,)) if x.dim() == 4]
+        answers_last = bool(maps) and all(map(only_channels_last, maps))
+        del answer, maps
         plan = watch.plan()
         # Which value a random number falls on depends on how they lie in memory.
         return replace(plan, any_layout=False) if random else plan, answers_last
