@@ -156,7 +156,11 @@ def test_saving_and_loading_gives_back_the_same_profile(segmenter, tmp_path):
             assert torch.equal(
                 getattr(loaded.layers[name], key), getattr(profile.layers[name], key)
             )
-    assert replace(loaded, layers=profile.layers) == profile
+    assert loaded.answers is not None
+    assert profile.answers is not None
+    assert torch.equal(loaded.answers.histogram, profile.answers.histogram)
+    assert torch.equal(loaded.answers.entropy, profile.answers.entropy)
+    assert replace(loaded, layers=profile.layers, answers=profile.answers) == profile
     assert list(loaded.layers) == list(profile.layers)
     assert [layer.channel_dim for layer in loaded.layers.values()] == [1, 1]
 

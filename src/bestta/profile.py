@@ -38,6 +38,8 @@ KIND = "source profile"
 FORMAT = 1
 PREPARED = "prepared:"
 """What the names of tensors begin with that methods have learned: no name of a layer does."""
+ANSWERS = "answers:"
+"""Likewise for how the model answers."""
 
 Embedding = Literal["pooled", "map"]
 
@@ -132,6 +134,30 @@ class LayerProfile:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class AnswerProfile:
+    """How the source model answers source images. Every tensor is an average over images."""
+
+    histogram: Tensor
+    """How often each class is predicted, softly: the mean probability, (K,), float64."""
+    entropy: Tensor
+    """Mean entropy of the predictions, (), float64."""
+
+    @classmethod
+    def of(cls, logits: Tensor) -> AnswerProfile:
+        """Of one batch of logits, (B, K) or (B, K, H, W)."""
+        log_p = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
+        p = log_p.exp()
+        rest = (0, *range(2, p.dim()))
+        return cls(p.mean(rest).cpu().double(), -(p * log_p).sum(1).mean().cpu().double())
+
+    def merged(self, other: AnswerProfile, weight: float) -> AnswerProfile:
+        """The average of both, ``other`` counting with ``weight`` (0 to 1)."""
+        return AnswerProfile(
+            self.histogram.lerp(other.histogram, weight), self.entropy.lerp(other.entropy, weight)
+        )
+
+
 @dataclass(frozen=True)
 class SourceProfile:
     """What is known of the source, collected in one pass over unlabelled source images.
@@ -161,6 +187,8 @@ class SourceProfile:
     """When and with what it was made, and whatever its maker noted."""
     prepared: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     """What other methods learned from source images, by method: see `bestta.prepare`."""
+    answers: AnswerProfile | None = None
+    """How the model answers source images: what the guard measures answers on board against."""
 
     def __post_init__(self) -> None:
         if not (self.layers or self.prepared) or self.images < 1:
@@ -233,7 +261,15 @@ class SourceProfile:
                 if not kept:
                     continue
                 averages = {name: layer.average(keep) for name, layer in seen.items()}
-                batch = cls(averages, kept, identity, task_of(logits), image.shape[1], output)
+                batch = cls(
+                    averages,
+                    kept,
+                    identity,
+                    task_of(logits),
+                    image.shape[1],
+                    output,
+                    answers=AnswerProfile.of(logits[keep.to(logits.device)]),
+                )
                 total = batch if total is None else total._averaged(batch)
                 size = f"{image.shape[3]}x{image.shape[2]}"
                 sizes[size] = sizes.get(size, 0) + kept
@@ -283,7 +319,10 @@ class SourceProfile:
         images = self.images + other.images
         weight = other.images / images
         layers = {n: p.merged(other.layers[n], weight) for n, p in self.layers.items()}
-        return replace(self, layers=layers, images=images)
+        answers = None
+        if self.answers is not None and other.answers is not None:
+            answers = self.answers.merged(other.answers, weight)
+        return replace(self, layers=layers, images=images, answers=answers)
 
     def check(self, model: nn.Module) -> None:
         """Raise a ValueError that names both sides unless this is the profile of ``model``."""
@@ -310,6 +349,8 @@ class SourceProfile:
                 tensors[f"{name}/embedding_map"] = layer.embedding_map
         for method, learned in self.prepared.items():
             tensors |= {f"{PREPARED}{method}/{name}": value for name, value in learned.items()}
+        if self.answers is not None:
+            tensors |= {f"{ANSWERS}{name}": value for name, value in vars(self.answers).items()}
         about = {
             "kind": KIND,
             "format": FORMAT,
@@ -357,6 +398,8 @@ class SourceProfile:
                     method: _under(f"{PREPARED}{method}/", tensors)
                     for method in about.get("prepared", ())
                 },
+                # Profiles of before answers were kept have none.
+                answers=AnswerProfile(**answers) if (answers := _under(ANSWERS, tensors)) else None,
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is a damaged {KIND}: {error!r}.") from error
