@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from bestta import SourceProfile
+from bestta.adapters.bestta import BesttaConfig
 from bestta.cli import main
 from nets import Classifier, Segmenter, randomise, stream
 
@@ -28,6 +29,16 @@ settings.load_profile("bestta")
 def _one_thread_one_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _without_the_guard(request, monkeypatch):
+    """Methods are tested as they are: a guard would have these nets' source model answer.
+
+    Tests of what users get unless they say otherwise are marked ``guarded``.
+    """
+    if request.node.get_closest_marker("guarded") is None:
+        monkeypatch.setitem(BesttaConfig.__init__.__kwdefaults__, "guard", False)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from bestta._version import __version__
 from bestta.adapters.preparation import Preparation
 from bestta.files import load_tensors, save_tensors
+from bestta.guard import PREFIX, Guard, glance_at
 from bestta.insertion import check_model, device_of, freeze, unfreeze
 from bestta.outputs import OutputKey, Task, select_logits
 from bestta.profile import ModelIdentity, SourceProfile, check_image
@@ -55,6 +56,8 @@ class StepReport:
     """Whether the image was refused or its step undone: the state is that of before the image."""
     reason: str = ""
     """Why nothing was adapted, if so."""
+    guard: str = ""
+    """What the guard has decided, if it did not let the method be."""
     adapted_share: float = 0.0
     """Fraction of the images seen, with this call's, from which the parameters were updated."""
     time_ms: float = 0.0
@@ -74,6 +77,11 @@ class AdapterConfig:
     """Where the model keeps its logits: a key or position, if it returns a dict or a tuple."""
     seed: int = 0
     """Start of the generator that every random choice of a method draws from."""
+    guard: bool = False
+    """Watch the answers, undo what does harm, and let the plain model answer where adapting does
+    not seem worth it: see `bestta.guard`."""
+    guard_margin: float = 0.5
+    """Points of score that adapting must seem to be worth, or else the plain model answers."""
 
 
 class Adapter(ABC):
@@ -94,6 +102,8 @@ class Adapter(ABC):
     needs_domain_changes: bool = False
     """Whether ``domain_changed()`` has to be called at each domain change, by someone who knows of
     it; for most methods that is a ``reset()``."""
+    has_still: ClassVar[bool] = False
+    """Whether it adapts without what it has learned, by `unlearn`, better than not at all."""
     state_settings: ClassVar[tuple[str, ...]] = ()
     """Settings without which a saved state has no meaning: they must agree when it is loaded."""
 
@@ -111,6 +121,12 @@ class Adapter(ABC):
         self.images_seen = 0
         self.images_adapted = 0
         self._pauses = 0
+        self.holding = False
+        """While true, nothing is learned, by a method that has a still form."""
+        self.guard: Guard | None = None
+        if config.guard:
+            home = profile.answers if profile is not None else None
+            self.guard = Guard(home, config.guard_margin)
         freeze(model)
         # Called by remove(), or when the adapter is no longer used; once.
         self._release = weakref.finalize(self, unfreeze, model)
@@ -158,6 +174,23 @@ class Adapter(ABC):
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters the method trains, by name."""
         return {}
+
+    def unlearn(self) -> None:
+        """Forget what was learned; by default everything, as at the start."""
+        own = {n: t for n, t in self._start.items() if n not in (*COUNTERS, "generator")}
+        self.restore({n: t for n, t in own.items() if not n.startswith(PREFIX)})
+
+    def relearn(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what was learned, from what `state` returned."""
+        self.restore(state)
+
+    def learned_size(self) -> float:
+        """Size of what was learned, in source deviations, where it is measured in them."""
+        return 0.0
+
+    def predict_unlearned(self, image: Tensor) -> Tensor | None:
+        """The logits without what was learned; None if that makes no difference, or is no form."""
+        return None
 
     def domain_changed(self) -> None:
         """What happens at a domain change, to a method that asks to be told of it."""
@@ -218,7 +251,8 @@ class Adapter(ABC):
                 report = StepReport(skipped=True, reason=reason)
                 prediction = self.predict_source(image)
             else:
-                prediction, report = self._transaction(image)
+                step = self._transaction if self.guard is None else self._guarded
+                prediction, report = step(image)
         self.images_seen += len(image)
         self.images_adapted += len(image) if report.adapted else 0
         elapsed = (time.perf_counter() - started) * 1e3
@@ -319,7 +353,7 @@ class Adapter(ABC):
         ):
             raise ValueError(f"{path} is a damaged {KIND}: its counter or generator is not one.")
         own = {k: v for k, v in state.items() if k not in (*COUNTERS, "generator")}
-        self.check_state(own)
+        self.check_state({k: v for k, v in own.items() if not k.startswith(PREFIX)})
         self._restore_whole(state)
 
     @torch.inference_mode(False)
@@ -358,6 +392,56 @@ class Adapter(ABC):
             return f"{int((~image.isfinite()).sum())} pixel values are NaN or infinite"
         return ""
 
+    def _guarded(self, image: Tensor) -> tuple[Tensor, StepReport]:
+        """A step under the guard's eye, answered by whoever deserves it."""
+        guard = self.guard
+        assert guard is not None
+        if guard.mode == "source" and not guard.due:
+            prediction = self.predict_source(image)
+            if not guard.passed(glance_at(prediction), self.learned_size()):
+                return prediction, StepReport(
+                    skipped=True, reason=guard.words(), guard=guard.words()
+                )
+        self.holding = guard.mode != "learning"
+        due = guard.due
+        still = self.predict_unlearned(image) if due and not self.holding else None
+        prediction, report = self._transaction(image)
+        if report.rolled_back:
+            # A blank or broken image tells nothing: it is answered as the last ones were.
+            if guard.mode == "source" and not report.skipped:
+                prediction, report = self.predict_source(image), replace(report, skipped=True)
+            return prediction, report
+        if not due:
+            if not guard.passed(glance_at(prediction), self.learned_size()):
+                return prediction, replace(report, guard=guard.words())
+            # Nobody knew before the step that it would be asked for.
+            still = None if self.holding else self.predict_unlearned(image)
+        return self._looked_at(image, prediction, report, still)
+
+    def _looked_at(
+        self, image: Tensor, adapted: Tensor, report: StepReport, still: Tensor | None
+    ) -> tuple[Tensor, StepReport]:
+        """Who answers an image that the guard compares the answers to."""
+        assert self.guard is not None
+        source = self.predict_source(image)
+        verdict = self.guard.look(self, source, adapted, still, self.learned_size())
+        report = replace(report, guard=verdict.words)
+        if verdict.rolled_back:
+            report = replace(report, adapted=False, rolled_back=True, reason=verdict.words)
+        if verdict.answered_by == "source":
+            return source, replace(report, adapted=False, skipped=True, reason=verdict.words)
+        if verdict.answered_by == "still":
+            return (source if still is None else still), report
+        return adapted, report
+
+    @torch.no_grad()
+    def _slow_down(self, before: Mapping[str, Tensor]) -> None:
+        """Take back part of the last step, if the guard wants smaller ones."""
+        pace = 1.0 if self.guard is None else self.guard.pace
+        for name, parameter in self.trainable.items() if pace < 1 else ():
+            if name in before:
+                parameter.lerp_(before[name].to(parameter), 1 - pace)
+
     def _transaction(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """A step of which nothing remains if it raises or is not finite."""
         before = self._whole_state()
@@ -373,6 +457,8 @@ class Adapter(ABC):
             raise
         if report.rolled_back:
             self._restore_whole(before)
+        elif report.adapted:
+            self._slow_down(before)
         if not finite:
             prediction, report = self.predict_source(image), replace(report, skipped=True)
         return prediction, report
@@ -390,6 +476,7 @@ class Adapter(ABC):
             **self.state(),
             **{name: torch.tensor(getattr(self, name)) for name in COUNTERS},
             "generator": self.generator.get_state(),
+            **(self.guard.state() if self.guard is not None else {}),
         }
 
     def _restore_whole(self, state: Mapping[str, Tensor]) -> None:
@@ -397,6 +484,9 @@ class Adapter(ABC):
         for name in COUNTERS:
             setattr(self, name, int(own.pop(name)))
         self.generator.set_state(own.pop("generator"))
+        guarding = {name: own.pop(name) for name in list(own) if name.startswith(PREFIX)}
+        if self.guard is not None:
+            self.guard.restore(guarding)
         self.restore(own)
 
 

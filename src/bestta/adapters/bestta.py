@@ -42,6 +42,8 @@ from bestta.profile import Embedding, LayerProfile, SourceProfile
 class BesttaConfig(AdapterConfig):
     """Settings of BESTTA. The presets hold the paper's figures; the rest are its open points."""
 
+    guard: bool = True
+
     layers: tuple[str, ...] = ()
     """Modules to put BeIN behind; by default every layer of the profile."""
 
@@ -191,6 +193,7 @@ class Bestta(Adapter):
         },
     }
     needs_profile = True
+    has_still = True
     state_settings = ("layers", "gamma", "gamma_shape", "source_style", "embedding")
 
     # --- prepare --------------------------------------------------------------------------
@@ -283,7 +286,7 @@ class Bestta(Adapter):
 
     def one_step(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """The step itself, by whichever way the model is run."""
-        learning = self.config.lr > 0 and bool(self.config.weights)
+        learning = self.config.lr > 0 and bool(self.config.weights) and not self.holding
         logits, passes = self.forward(image, learning)
         far = self.out_of_reach(passes)
         if far:
@@ -461,6 +464,41 @@ class Bestta(Adapter):
             parameter.sub_(self.config.lr * velocity)
             if bound is not None:
                 parameter.clamp_(-bound, bound)
+
+    # --- what the guard asks --------------------------------------------------------------
+
+    @torch.no_grad()
+    def unlearn(self) -> None:
+        """γ back to 0; the stream's statistics and A, which nothing was learned in, stay."""
+        for tensor in (*self.trainable.values(), *self.velocity.values()):
+            tensor.zero_()
+
+    @torch.no_grad()
+    def relearn(self, state: Mapping[str, Tensor]) -> None:
+        """γ and its velocity as they were."""
+        for name, parameter in self.trainable.items():
+            parameter.copy_(state[name])
+            self.velocity[name].copy_(state[f"{name}/velocity"])
+
+    def learned_size(self) -> float:
+        """The root mean square of γ, in source deviations, at the layer where it is largest."""
+        return max(
+            float(((g if bein.relative else g / bein.sigma_s) ** 2).mean().sqrt())
+            for bein in self.bein.values()
+            for g in (bein.gamma_mu.detach(), bein.gamma_sigma.detach())
+        )
+
+    def predict_unlearned(self, image: Tensor) -> Tensor | None:
+        """The logits with γ = 0, and nothing of it kept; None if γ is 0."""
+        if not any(bool(parameter.any()) for parameter in self.trainable.values()):
+            return None
+        before = self.state()
+        try:
+            self.unlearn()
+            with torch.no_grad():
+                return self.forward(image, learning=False)[0]
+        finally:
+            self.restore(before)
 
     # --- state ----------------------------------------------------------------------------
 

@@ -1,0 +1,390 @@
+"""The guard: harm done by adapting is noticed and undone, so that it never pays to do nothing.
+
+Nobody on board knows the labels, but two answers to the same image can be compared without them: by
+how sure they are, how many classes they see, and how far the classes they see are from those of the
+source images, which the profile knows. So:
+
+- at a *glance*, on every image and for next to nothing: have the answers moved since they were last
+  compared, or has what is learned?
+- at a *look*, the plain source model answers as well, and the answers are compared. Looks come one
+  after another at the start and after whatever a glance found, then ever more rarely.
+
+What is learned and does harm is rolled back to the last state that did none, and goes on in smaller
+steps; after a few times it is held still (BeIN with γ = 0). And as long as even this seems no better
+than the plain model, the plain model answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from bestta.profile import AnswerProfile
+
+log = logging.getLogger("bestta.guard")
+
+Mode = Literal["learning", "still", "source"]
+MODES: tuple[Mode, ...] = ("learning", "still", "source")
+WINDOWS = ("source", "still", "adapted", "recent")
+PREFIX = "guard/"
+"""Names of what a guard remembers begin with this."""
+GOOD = f"{PREFIX}good/"
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How the difference of two answers becomes points of score: docs/guard.md has the fit."""
+
+    far: float = 21.0
+    """Points lost per unit of distance from the classes of the source images."""
+    unsure: float = 16.0
+    """Points lost per nat of entropy."""
+    varied: float = 12.0
+    """Points won per nat of variety, the entropy of the classes seen."""
+
+
+SEGMENTATION = Weighing()
+CLASSIFICATION = Weighing(far=30.0, unsure=40.0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a look has found."""
+
+    answered_by: Literal["adapted", "still", "source"]
+    """Whose answer to this image is the best."""
+    rolled_back: bool
+    """Whether what was learned is undone."""
+    words: str
+
+
+class Guarded(Protocol):
+    """What a guard asks of an adapter."""
+
+    name: str
+    has_still: bool
+
+    def state(self) -> dict[str, Tensor]: ...  # noqa: D102
+    def relearn(self, state: Mapping[str, Tensor]) -> None: ...  # noqa: D102
+    def unlearn(self) -> None: ...  # noqa: D102
+
+
+class Window:
+    """The mean answer to the last ``length`` images or so."""
+
+    def __init__(self, length: int = 8) -> None:
+        self.length, self.count, self.entropy = length, 0, 0.0
+        self.histogram: Tensor | None = None
+
+    def add(self, answer: AnswerProfile) -> None:
+        """Take in one more; the oldest fade."""
+        self.count = min(self.count + 1, self.length)
+        share = 1 / self.count
+        seen, so_far = answer.histogram, self.histogram
+        self.histogram = seen if so_far is None else so_far.lerp(seen, share)
+        self.entropy += share * (float(answer.entropy) - self.entropy)
+
+    def take(self, other: Window) -> None:
+        """Go on from what another one holds."""
+        self.count, self.entropy, self.histogram = other.count, other.entropy, other.histogram
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Total variation of two histograms: 0 for the same, 1 for nothing in common."""
+    return float(0.5 * (one - other).abs().sum())
+
+
+def variety(histogram: Tensor) -> float:
+    """The entropy of the classes seen."""
+    return float(-(histogram * histogram.clamp(min=1e-12).log()).sum())
+
+
+def glance_at(logits: Tensor) -> AnswerProfile:
+    """What an answer is like; of a large map, some thousand pixels are enough to tell."""
+    if logits.dim() == 4:
+        stride = max(1, int(math.sqrt(logits.shape[2] * logits.shape[3] / 4096)))
+        logits = logits[:, :, ::stride, ::stride]
+    return AnswerProfile.of(logits)
+
+
+class Guard:
+    """Decides who answers: the adapter as it learns, as it was before it learned, or the source.
+
+    Args:
+        home: How the model answers source images; without, variety and entropy have to do.
+        margin: The plain model answers unless adapting seems to gain more points than this.
+    """
+
+    harm = 2.0
+    """What is learned and seems to cost more points than this is rolled back."""
+    limit = 3
+    """After so many times nothing more is learned until the stream has moved."""
+    slower = 0.25
+    """Each time, steps get smaller by this factor."""
+    home_like = 1.15
+    """A model whose entropy is within this factor of that on source images is left alone."""
+    wavering = 0.25
+    """Points: who answers changes only if the other one is better by so much more."""
+    strayed = 0.05
+    """What is learned has moved if its size has by this much, in source deviations."""
+    enough = 16
+    """So many images of one class each say something together."""
+    rarest = 16
+    """In a stream that does not move, one image in so many is looked at,"""
+    close = 1.0
+    """and more of them, while who is better is as close as this, in points,"""
+    closer = 4
+    """one in so many."""
+    largest = 32 * 2**20
+    """A state of more bytes is not kept beside the adapter: that one rolls back to its start."""
+
+    def __init__(self, home: AnswerProfile | None = None, margin: float = 0.5) -> None:
+        if not math.isfinite(margin):
+            raise ValueError(f"guard_margin is a number of points, not {margin}.")
+        self.home, self.margin = home, margin
+        self.forget()
+
+    def forget(self) -> None:
+        """As if no image had been seen."""
+        self.mode: Mode = "learning"
+        self.pace = 1.0
+        """Steps are this fraction of what they would be."""
+        self.collapses = 0
+        self.looks = 0
+        self.looks_left = 0
+        self.wait = 0
+        self.interval = 1
+        self.size = 0.0
+        self.gain = 0.0
+        """Points that adapting seemed to gain at the last look."""
+        self.windows = {name: Window() for name in WINDOWS}
+        self.good: dict[str, Tensor] | None = None
+
+    # --- when to look -----------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether the next image is to be looked at, whatever it shows."""
+        return self.looks == 0 or self.looks_left > 0 or self.wait <= 0
+
+    def passed(self, seen: AnswerProfile, size: float) -> bool:
+        """Take note of an image answered without a look. Returns whether it should have had one.
+
+        Args:
+            seen: What the answer is like.
+            size: Of what is learned, in source deviations.
+        """
+        recent = self.windows["recent"]
+        looked = self.windows["source" if self.mode == "source" else "adapted"]
+        recent.add(seen)
+        self.wait -= 1
+        if recent.histogram is None or looked.histogram is None:
+            return False
+        change = recent.entropy / max(looked.entropy, 1e-3)
+        moved = distance(recent.histogram, looked.histogram) > self._moved or not 0.5 < change < 2
+        if moved:
+            self.look_closely()
+        return moved or (self.mode == "learning" and abs(size - self.size) > self.strayed)
+
+    def look_closely(self) -> None:
+        """The stream has moved: look at the next images one after another, and forget the others.
+
+        What kept failing may do in the new place, in smaller steps.
+        """
+        self.looks_left = self._several
+        self.interval = 1
+        self.collapses = min(self.collapses, self.limit - 1)
+        for window in self.windows.values():
+            window.count = min(window.count, 1)
+
+    def _suit(self, logits: Tensor) -> None:
+        """What depends on the task and on the size of batches, known from the first answer."""
+        images = 4 if logits.dim() == 4 else -(-self.enough // len(logits))
+        self._several = max(4, images)
+        self._moved = 0.15 if self._several == 4 else 0.4
+        self._weighing = SEGMENTATION if logits.dim() == 4 else CLASSIFICATION
+        for name, window in self.windows.items():
+            window.length = self._several if name == "recent" else 4 * self._several
+
+    # --- a look -----------------------------------------------------------------------------
+
+    def look(
+        self, adapter: Guarded, source: Tensor, adapted: Tensor, still: Tensor | None, size: float
+    ) -> Verdict:
+        """Compare the logits of the plain model with the adapter's, and decide who answers.
+
+        Args:
+            adapter: Rolled back if what it has learned does harm.
+            source: The plain model's answer.
+            adapted: The adapter's.
+            still: The adapter's without what it has learned, where that makes a difference.
+            size: Of what is learned, in source deviations.
+        """
+        if self.looks == 0:
+            self._suit(source)
+            self.looks_left = self._several
+        answers = {"source": source, "still": adapted if still is None else still}
+        answers["adapted"] = adapted
+        seen = {name: glance_at(logits) for name, logits in answers.items()}
+        if not all(bool(answer.histogram.isfinite().all()) for answer in seen.values()):
+            return Verdict("source", False, "an answer is not finite")
+        for name, answer in seen.items():
+            self.windows[name].add(answer)
+        self.looks += 1
+        self.looks_left = max(0, self.looks_left - 1)
+        self.size = size
+        before = self.mode
+        rolled_back = self.mode == "learning" and self._undo_harm(adapter)
+        self._choose(adapter)
+        sure = abs(self.gain - self.margin) > self.close and self._known
+        most = self.rarest if sure else self.closer
+        self.interval = 1 if self.looks_left else min(2 * self.interval, most)
+        self.wait = self.interval
+        self.windows["recent"].take(self.windows["source" if self.mode == "source" else "adapted"])
+        if self.mode == "source":
+            by: Literal["adapted", "still", "source"] = "source"
+        else:
+            by = "still" if rolled_back else "adapted"
+        if rolled_back or before != self.mode:
+            log.info("%s, look %d: %s", adapter.name, self.looks, self.words(rolled_back))
+        return Verdict(by, rolled_back, self.words(rolled_back))
+
+    def _undo_harm(self, adapter: Guarded) -> bool:
+        """Roll back what is learned if it does harm; if not, keep it as the last good state."""
+        reference = self.windows["still" if adapter.has_still else "source"]
+        # Learning lowers the entropy by itself, which proves nothing.
+        if self.points("adapted", reference, credulous=False) >= -self.harm:
+            state = adapter.state()
+            if sum(t.numel() * t.element_size() for t in state.values()) <= self.largest:
+                self.good = state
+            return False
+        self.collapses += 1
+        self.pace *= self.slower
+        again = self.collapses > 1 or self.good is None
+        self._return(adapter, to_start=again)
+        self.windows["adapted"].take(reference)
+        self.size = 0.0
+        if self.collapses >= self.limit:
+            self.mode = "still"
+        return True
+
+    def _choose(self, adapter: Guarded) -> None:
+        """Whether the adapter or the plain model answers from here on."""
+        source = self.windows["source"]
+        self.gain = self.points("adapted", source, credulous=adapter.has_still)
+        if adapter.has_still:
+            # What is learned was judged before; whether to adapt at all, by what is not.
+            self.gain = self.points("still", source)
+        back = self.mode == "source"
+        worth = self.gain > self.margin + (self.wavering if back else -self.wavering)
+        if worth and not self.at_home:
+            if back:
+                self.mode = "still" if self.collapses >= self.limit else "learning"
+                if self.mode == "learning" and self.collapses == 0:
+                    self._return(adapter)
+        elif not back:
+            self.mode = "source"
+            # The next looks are at what is not learned; what is learned waits in the good state.
+            self._return(adapter, to_start=True)
+            self.windows["adapted"].take(self.windows["still" if adapter.has_still else "source"])
+
+    def _return(self, adapter: Guarded, to_start: bool = False) -> None:
+        """Put the adapter back to the last good state, or to where it started."""
+        if to_start or self.good is None:
+            adapter.unlearn()
+        else:
+            adapter.relearn(self.good)
+
+    def points(self, one: str, other: Window, *, credulous: bool = True) -> float:
+        """About how many points of score the answers of ``one`` are better than ``other``.
+
+        Without ``credulous``, being surer counts for nothing.
+        """
+        first = self.windows[one]
+        assert first.histogram is not None
+        assert other.histogram is not None
+        weighing, surer = self._weighing, other.entropy - first.entropy
+        points = weighing.unsure * (surer if credulous else min(0.0, surer))
+        points += weighing.varied * (variety(first.histogram) - variety(other.histogram))
+        if self.home is not None:
+            home = self.home.histogram
+            nearer = distance(other.histogram, home) - distance(first.histogram, home)
+            points += weighing.far * nearer
+        return points
+
+    @property
+    def _known(self) -> bool:
+        """Whether there was time to compare."""
+        return self.windows["source"].count >= 2 * self._several
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the plain model is as sure of its answers as on source images."""
+        return self.home is not None and self.windows["source"].entropy <= (
+            self.home_like * float(self.home.entropy)
+        )
+
+    def words(self, rolled_back: bool = False) -> str:
+        """What was decided, and why; up to the colon the same for every image."""
+        if self.mode == "source" and self.at_home:
+            return "guard, source model: it is as sure of its answers as on source images"
+        if self.mode == "source":
+            return (
+                f"guard, source model: adapting seems worth {self.gain:+.1f} points, and "
+                f"{self.margin:g} are asked for"
+            )
+        if rolled_back:
+            return (
+                f"guard, rolled back: what was learned did harm, {self.collapses} times in a row; "
+                f"steps are {self.pace:.3g} of what they were"
+            )
+        if self.mode == "still":
+            return f"guard, held still: what was learned did harm {self.collapses} times in a row"
+        return ""
+
+    # --- what is remembered -----------------------------------------------------------------
+
+    _NUMBERS = (
+        "pace", "collapses", "looks", "looks_left", "wait", "interval", "size", "gain",
+    )  # fmt: skip
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it, by name."""
+        if self.looks == 0:
+            return {}
+        numbers = [MODES.index(self.mode), self._moved, self._several]
+        numbers += [self._weighing is SEGMENTATION]
+        numbers += [getattr(self, name) for name in self._NUMBERS]
+        for window in self.windows.values():
+            numbers += [window.length, window.count, window.entropy]
+        histograms = [window.histogram for window in self.windows.values()]
+        return {
+            f"{PREFIX}numbers": torch.tensor(numbers, dtype=torch.float64),
+            f"{PREFIX}histograms": torch.stack([h for h in histograms if h is not None]),
+            **{f"{GOOD}{name}": value for name, value in (self.good or {}).items()},
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` returned; start anew from a state without."""
+        self.forget()
+        if f"{PREFIX}numbers" not in state:
+            return
+        numbers = state[f"{PREFIX}numbers"].tolist()
+        self.mode = MODES[int(numbers[0])]
+        self._moved, self._several = numbers[1], int(numbers[2])
+        self._weighing = SEGMENTATION if numbers[3] else CLASSIFICATION
+        rest = numbers[4:]
+        for name in self._NUMBERS:
+            setattr(self, name, type(getattr(self, name))(rest.pop(0)))
+        for number, window in enumerate(self.windows.values()):
+            window.length, window.count, window.entropy = int(rest[0]), int(rest[1]), rest[2]
+            window.histogram = state[f"{PREFIX}histograms"][number]
+            rest = rest[3:]
+        good = {n.removeprefix(GOOD): t for n, t in state.items() if n.startswith(GOOD)}
+        self.good = good or None

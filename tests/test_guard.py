@@ -1,0 +1,323 @@
+"""The guard: it notices harm, undoes it, and leaves alone what needs no help."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import bestta
+from bestta import SourceProfile
+from bestta.guard import Guard, Window, distance, glance_at, variety
+from bestta.losses import entropy
+from bestta.profile import AnswerProfile
+from nets import Classifier, Segmenter, randomise, same, stream
+
+pytestmark = pytest.mark.guarded
+
+FOG = {"shift": 1.5, "scale": 0.4}
+
+
+def answer(*shares: float, entropy: float = 0.1) -> AnswerProfile:
+    return AnswerProfile(torch.tensor(shares).double(), torch.tensor(entropy).double())
+
+
+def logits_of(classes: list[int], sure: float = 5.0, count: int = 4) -> torch.Tensor:
+    """A map (1, count, 8, 8) of these classes in stripes, each ``sure`` above the others."""
+    labels = torch.tensor(classes).repeat_interleave(64 // len(classes)).reshape(1, 8, 8)
+    return sure * nn.functional.one_hot(labels, count).permute(0, 3, 1, 2).double()
+
+
+class Adapted:
+    """What a guard sees of an adapter, with a state of one number."""
+
+    name = "fake"
+    has_still = True
+
+    def __init__(self) -> None:
+        self.learned = torch.zeros(1)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"learned": self.learned.clone()}
+
+    def relearn(self, state) -> None:
+        self.learned = state["learned"].clone()
+
+    def unlearn(self) -> None:
+        self.learned = torch.zeros(1)
+
+
+# --- measures ------------------------------------------------------------------------------
+
+
+def test_the_distance_of_histograms_is_half_of_what_must_be_moved_twice():
+    # From (1, 0) to (0.25, 0.75) three quarters move.
+    assert distance(torch.tensor([1.0, 0]), torch.tensor([0.25, 0.75])) == pytest.approx(0.75)
+
+
+def test_variety_is_the_logarithm_of_how_many_classes_are_seen_alike():
+    assert variety(torch.full((5,), 0.2)) == pytest.approx(math.log(5))
+    assert variety(torch.tensor([1.0, 0, 0])) == 0
+
+
+def test_a_glance_at_a_large_map_sees_what_the_whole_map_shows():
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randn(1, 6, 16, 32, generator=generator) * 3
+    logits = nn.functional.interpolate(coarse, size=(512, 1024), mode="bilinear")
+    seen = glance_at(logits)
+    whole = logits.softmax(1).mean((0, 2, 3)).double()
+    assert distance(seen.histogram, whole) < 0.01
+    assert float(seen.entropy) == pytest.approx(float(entropy(logits).mean()), rel=0.02)
+
+
+def test_a_window_is_the_mean_of_what_it_has_seen_until_it_is_full():
+    window = Window(length=4)
+    for number in range(3):
+        window.add(answer(number / 4, 1 - number / 4, entropy=float(number)))
+    assert window.entropy == pytest.approx(1.0)
+    assert window.histogram is not None
+    assert window.histogram.tolist() == pytest.approx([0.25, 0.75])
+    for _ in range(60):
+        window.add(answer(1.0, 0.0, entropy=5.0))
+    assert window.entropy == pytest.approx(5.0, abs=1e-5)
+
+
+# --- decisions -----------------------------------------------------------------------------
+
+HOME = answer(0.25, 0.25, 0.25, 0.25, entropy=0.05)
+EVEN, LOPSIDED = logits_of([0, 1, 2, 3]), logits_of([0, 0, 0, 1])
+
+
+def test_who_sees_the_classes_of_home_is_better_than_who_sees_two_of_them():
+    guard = Guard(HOME)
+    verdict = guard.look(Adapted(), source=LOPSIDED, adapted=EVEN, still=None, size=0.0)
+    assert verdict.answered_by == "adapted"
+    assert guard.gain > 0
+    other = Guard(HOME)
+    verdict = other.look(Adapted(), source=EVEN, adapted=LOPSIDED, still=None, size=0.0)
+    assert verdict.answered_by == "source"
+    # Both ways the same number of points.
+    assert other.gain == pytest.approx(-guard.gain)
+
+
+def test_a_model_as_sure_as_at_home_is_left_alone_whatever_adapting_promises():
+    sure = answer(0.25, 0.25, 0.25, 0.25, entropy=float(glance_at(LOPSIDED).entropy))
+    verdict = Guard(sure).look(Adapted(), source=LOPSIDED, adapted=EVEN, still=None, size=0.0)
+    assert verdict.answered_by == "source"
+    assert "as sure of its answers as on source images" in verdict.words
+
+
+def test_equal_answers_leave_it_to_the_source_model():
+    assert Guard(HOME).look(Adapted(), EVEN, EVEN.clone(), None, 0.0).answered_by == "source"
+
+
+def learning(guard: Guard, adapter: Adapted) -> None:
+    """Look at answers that are good, until what is learned is worth keeping."""
+    for number in range(1, 5):
+        adapter.learned = torch.full((1,), float(number))
+        verdict = guard.look(adapter, source=LOPSIDED, adapted=EVEN, still=EVEN, size=0.0)
+        assert verdict.answered_by == "adapted"
+
+
+COLLAPSED = logits_of([0], sure=9.0)
+
+
+def test_what_collapses_is_rolled_back_at_once_to_the_last_good_state_and_slowed_down():
+    guard, adapter = Guard(HOME), Adapted()
+    learning(guard, adapter)
+    adapter.learned = torch.tensor([99.0])
+    verdict = guard.look(adapter, source=LOPSIDED, adapted=COLLAPSED, still=EVEN, size=0.0)
+    for _ in range(4):  # one image in a window of good ones may not be enough
+        if verdict.rolled_back:
+            break
+        verdict = guard.look(adapter, source=LOPSIDED, adapted=COLLAPSED, still=EVEN, size=0.0)
+    assert verdict.rolled_back
+    assert verdict.answered_by == "still"
+    assert adapter.learned.item() != 99.0
+    assert guard.pace == Guard.slower
+
+
+def test_what_keeps_collapsing_is_held_still_until_the_stream_moves():
+    guard, adapter = Guard(HOME), Adapted()
+    for _ in range(40):
+        guard.look(adapter, source=LOPSIDED, adapted=COLLAPSED, still=EVEN, size=0.0)
+        if guard.mode == "still":
+            break
+    assert guard.mode == "still"
+    assert guard.collapses == Guard.limit
+    assert adapter.learned.item() == 0
+    guard.look_closely()
+    assert guard.collapses < Guard.limit
+
+
+def test_looks_get_rarer_where_all_is_clear_and_come_back_when_answers_move():
+    guard, adapter = Guard(HOME), Adapted()
+    learning(guard, adapter)
+    waits = []
+    for _ in range(30):
+        guard.look(adapter, source=LOPSIDED, adapted=EVEN, still=EVEN, size=0.0)
+        waits.append(guard.wait)
+    assert waits[-1] == Guard.rarest
+    assert waits == sorted(waits)
+    assert not guard.due
+    assert not guard.passed(glance_at(EVEN), 0.0)
+    assert any(guard.passed(glance_at(logits_of([3])), 0.0) for _ in range(4))
+    assert guard.due
+
+
+def test_what_is_learned_and_grows_is_looked_at():
+    guard, adapter = Guard(HOME), Adapted()
+    learning(guard, adapter)
+    assert not guard.passed(glance_at(EVEN), size=0.9 * Guard.strayed)
+    assert guard.passed(glance_at(EVEN), size=1.1 * Guard.strayed)
+
+
+def test_being_surer_is_no_merit_of_what_learns_to_be_sure():
+    # The same classes, and half of the entropy.
+    guard = Guard(HOME)
+    surer = logits_of([0, 0, 0, 1], sure=7.0)
+    guard.look(Adapted(), source=LOPSIDED, adapted=surer, still=LOPSIDED, size=0.0)
+    assert guard.gain == pytest.approx(0.0, abs=1e-9)
+
+
+# --- on an adapter -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(segmenter, profile):
+    return bestta.adapt(segmenter, profile, layers=("layer1",))
+
+
+def test_the_guard_is_on_for_bestta_and_off_for_the_baselines_unless_asked(segmenter, profile):
+    assert bestta.adapt(segmenter, profile).guard is not None
+    assert bestta.adapt(segmenter, profile, guard=False).guard is None
+    assert bestta.adapt(segmenter, method="tent").guard is None
+    assert bestta.adapt(segmenter, method="tent", guard=True).guard is not None
+
+
+def test_where_the_source_model_answers_it_answers_to_the_bit(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, guard_margin=1e6)
+    for image in stream(6, seed=8, **FOG):
+        assert torch.equal(adapter(image), segmenter(image))
+        assert adapter.last.skipped
+        assert adapter.last.guard.startswith("guard, source model")
+
+
+def test_where_adapting_is_worth_it_the_answers_are_those_without_a_guard(segmenter, profile):
+    """A margin below everything: nobody intervenes, but for what does harm."""
+    settings = {"layers": ("layer1",), "lr": 1e-3}
+    guarded = bestta.adapt(segmenter, profile, guard_margin=-1e6, **settings)
+    guarded.guard.home = None  # random nets are as sure in fog as at home
+    plain = bestta.adapt(segmenter, profile, guard=False, **settings)
+    for image in stream(20, seed=8, **FOG):
+        assert torch.equal(guarded(image), plain(image))
+    assert guarded.images_adapted == 20
+
+
+def test_a_state_that_was_wrecked_on_purpose_is_left_behind(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, layers=("layer1",), guard_margin=-1e6)
+    adapter.guard.home = None
+    images = stream(60, seed=8, **FOG)
+    for image in images[:10]:
+        adapter(image)
+    with torch.no_grad():
+        for parameter in adapter.trainable.values():
+            parameter.fill_(50.0)
+    still = bestta.adapt(segmenter, profile, layers=("layer1",), guard=False, lr=0)
+    for image in images[10:]:
+        logits = adapter(image)
+        expected = still(image)
+    assert adapter.learned_size() < 0.1  # γ itself is clamped to 0.5 by the first step
+    agreement = (logits.argmax(1) == expected.argmax(1)).float().mean()
+    assert agreement > 0.9
+
+
+def test_a_guarded_stream_that_was_stopped_goes_on_to_the_bit(segmenter, profile, tmp_path):
+    images = stream(24, seed=8, **FOG)
+    settings = {"layers": ("layer1",), "lr": 0.3, "guard_margin": -1.0}
+    through = bestta.adapt(segmenter, profile, **settings)
+    expected = [through(image) for image in images]
+    first = bestta.adapt(segmenter, profile, **settings)
+    for image in images[:9]:
+        first(image)
+    first.save(tmp_path / "state.safetensors")
+    second = bestta.adapt(segmenter, profile, **settings)
+    second.load(tmp_path / "state.safetensors")
+    for image, logits in zip(images[9:], expected[9:], strict=True):
+        assert torch.equal(second(image), logits)
+    assert same(second._whole_state(), through._whole_state())
+
+
+def test_a_state_saved_without_a_guard_is_taken_up_with_one_and_the_other_way(
+    segmenter, profile, tmp_path
+):
+    path = tmp_path / "state.safetensors"
+    for saving, loading in ((False, True), (True, False)):
+        one = bestta.adapt(segmenter, profile, guard=saving)
+        for image in stream(3, seed=8, **FOG):
+            one(image)
+        one.save(path)
+        other = bestta.adapt(segmenter, profile, guard=loading)
+        other.load(path)
+        assert other.images_seen == 3
+        other(stream(1, seed=9)[0])
+
+
+def test_reset_forgets_what_the_guard_knew(guarded):
+    start = guarded._whole_state()
+    for image in stream(9, seed=8, **FOG):
+        guarded(image)
+    assert guarded.guard.looks > 0
+    guarded.reset()
+    assert same(guarded._whole_state(), start)
+    assert guarded.guard.looks == 0
+
+
+def test_decisions_are_logged(segmenter, profile, caplog):
+    with caplog.at_level(logging.INFO, "bestta.guard"):
+        adapter = bestta.adapt(segmenter, profile, guard_margin=1e6)
+        adapter(stream(1, seed=8)[0])
+    assert "source model" in caplog.text
+
+
+METHODS = [m for m in bestta.methods() if m not in ("eata", "ecotta", "petal", "source")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_every_method_takes_a_guard_and_resumes_under_it(method, batch, tmp_path):
+    net, layers = (Classifier, ["layer2"]) if method == "rotta" else (Segmenter, ["layer1"])
+    model = randomise(net(), seed=11)
+    profile = SourceProfile.collect(model, stream(6, seed=3), layers=layers)
+    small = {"cotta": {"augmentations": 2, "scales": (1.0,)}, "memo": {"views": 3}}
+    settings = {"guard": True, "guard_margin": -5.0, **small.get(method, {})}
+    adapter = bestta.adapt(model, profile, method=method, **settings)
+    images = stream(10, seed=8, batch=batch, **FOG)
+    for image in images[:6]:
+        adapter(image)
+    adapter.save(tmp_path / "state.safetensors")
+    other = bestta.adapt(model, profile, method=method, **settings)
+    other.load(tmp_path / "state.safetensors")
+    for image in images[6:]:
+        assert torch.equal(adapter(image), other(image))
+    assert adapter.guard.looks > 0
+
+
+def test_a_baseline_that_collapses_is_rolled_back_to_the_source(segmenter, profile):
+    """TENT with steps a thousand times too large."""
+    images = stream(30, seed=8, **FOG)
+    adapter = bestta.adapt(segmenter, profile, method="tent", guard=True, lr=1.0)
+    wild = bestta.adapt(segmenter, profile, method="tent", lr=1.0)
+    for image in images:
+        logits, alone = adapter(image), wild(image)
+    source = segmenter(images[-1]).argmax(1)
+    assert torch.equal(logits.argmax(1), source)
+    assert not torch.equal(alone.argmax(1), source)
+
+
+def test_a_margin_that_is_no_number_is_refused(segmenter, profile):
+    with pytest.raises(ValueError, match="guard_margin"):
+        bestta.adapt(segmenter, profile, guard_margin=float("nan"))
