@@ -10,8 +10,8 @@ source images, which the profile knows. So:
   after another at the start and after whatever a glance found, then ever more rarely.
 
 What is learned and does harm is rolled back to the last state that did none, and goes on in smaller
-steps; after a few times it is held still (BeIN with γ = 0). And as long as even this seems no better
-than the plain model, the plain model answers.
+steps; after a few times it is held still (BeIN with γ = 0). And as long as even this seems no
+better than the plain model, the plain model answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ log = logging.getLogger("bestta.guard")
 
 Mode = Literal["learning", "still", "source"]
 MODES: tuple[Mode, ...] = ("learning", "still", "source")
-WINDOWS = ("source", "still", "adapted", "recent")
+ARMS = ("source", "still", "adapted")
+WINDOWS = (*ARMS, *(f"{arm} lately" for arm in ARMS), "recent")
 PREFIX = "guard/"
 """Names of what a guard remembers begin with this."""
 GOOD = f"{PREFIX}good/"
@@ -67,8 +68,8 @@ class Verdict:
 class Guarded(Protocol):
     """What a guard asks of an adapter."""
 
-    name: str
-    has_still: bool
+    name: ClassVar[str]
+    has_still: ClassVar[bool]
 
     def state(self) -> dict[str, Tensor]: ...  # noqa: D102
     def relearn(self, state: Mapping[str, Tensor]) -> None: ...  # noqa: D102
@@ -144,7 +145,7 @@ class Guard:
     largest = 32 * 2**20
     """A state of more bytes is not kept beside the adapter: that one rolls back to its start."""
 
-    def __init__(self, home: AnswerProfile | None = None, margin: float = 0.5) -> None:
+    def __init__(self, home: AnswerProfile | None = None, margin: float = 0.75) -> None:
         if not math.isfinite(margin):
             raise ValueError(f"guard_margin is a number of points, not {margin}.")
         self.home, self.margin = home, margin
@@ -188,9 +189,12 @@ class Guard:
             return False
         change = recent.entropy / max(looked.entropy, 1e-3)
         moved = distance(recent.histogram, looked.histogram) > self._moved or not 0.5 < change < 2
+        # One picture shows many classes, and one that shows others than all before is looked at.
+        odd = self._many and distance(seen.histogram, looked.histogram) > 2 * self._moved
         if moved:
             self.look_closely()
-        return moved or (self.mode == "learning" and abs(size - self.size) > self.strayed)
+        strayed = self.mode == "learning" and abs(size - self.size) > self.strayed
+        return moved or odd or strayed
 
     def look_closely(self) -> None:
         """The stream has moved: look at the next images one after another, and forget the others.
@@ -207,10 +211,18 @@ class Guard:
         """What depends on the task and on the size of batches, known from the first answer."""
         images = 4 if logits.dim() == 4 else -(-self.enough // len(logits))
         self._several = max(4, images)
-        self._moved = 0.15 if self._several == 4 else 0.4
-        self._weighing = SEGMENTATION if logits.dim() == 4 else CLASSIFICATION
+        self._segments = logits.dim() == 4
         for name, window in self.windows.items():
-            window.length = self._several if name == "recent" else 4 * self._several
+            window.length = (4 if name in ARMS else 1) * self._several
+
+    @property
+    def _many(self) -> bool:
+        """Whether a single answer shows many classes."""
+        return self._several == 4
+
+    @property
+    def _moved(self) -> float:
+        return 0.15 if self._many else 0.4
 
     # --- a look -----------------------------------------------------------------------------
 
@@ -236,6 +248,7 @@ class Guard:
             return Verdict("source", False, "an answer is not finite")
         for name, answer in seen.items():
             self.windows[name].add(answer)
+            self.windows[f"{name} lately"].add(answer)
         self.looks += 1
         self.looks_left = max(0, self.looks_left - 1)
         self.size = size
@@ -257,9 +270,10 @@ class Guard:
 
     def _undo_harm(self, adapter: Guarded) -> bool:
         """Roll back what is learned if it does harm; if not, keep it as the last good state."""
-        reference = self.windows["still" if adapter.has_still else "source"]
+        reference = self._reference(adapter)
         # Learning lowers the entropy by itself, which proves nothing.
-        if self.points("adapted", reference, credulous=False) >= -self.harm:
+        lately = self.windows[f"{reference} lately"]
+        if self.points("adapted lately", lately, credulous=False) >= -self.harm:
             state = adapter.state()
             if sum(t.numel() * t.element_size() for t in state.values()) <= self.largest:
                 self.good = state
@@ -268,7 +282,7 @@ class Guard:
         self.pace *= self.slower
         again = self.collapses > 1 or self.good is None
         self._return(adapter, to_start=again)
-        self.windows["adapted"].take(reference)
+        self._take_over(reference)
         self.size = 0.0
         if self.collapses >= self.limit:
             self.mode = "still"
@@ -292,7 +306,16 @@ class Guard:
             self.mode = "source"
             # The next looks are at what is not learned; what is learned waits in the good state.
             self._return(adapter, to_start=True)
-            self.windows["adapted"].take(self.windows["still" if adapter.has_still else "source"])
+            self._take_over(self._reference(adapter))
+
+    def _reference(self, adapter: Guarded) -> str:
+        """Who answers if nothing is learned."""
+        return "still" if adapter.has_still else "source"
+
+    def _take_over(self, arm: str) -> None:
+        """What is learned is gone: what was seen of it counts no more."""
+        for lately in ("", " lately"):
+            self.windows[f"adapted{lately}"].take(self.windows[f"{arm}{lately}"])
 
     def _return(self, adapter: Guarded, to_start: bool = False) -> None:
         """Put the adapter back to the last good state, or to where it started."""
@@ -309,7 +332,8 @@ class Guard:
         first = self.windows[one]
         assert first.histogram is not None
         assert other.histogram is not None
-        weighing, surer = self._weighing, other.entropy - first.entropy
+        weighing = SEGMENTATION if self._segments else CLASSIFICATION
+        surer = other.entropy - first.entropy
         points = weighing.unsure * (surer if credulous else min(0.0, surer))
         points += weighing.varied * (variety(first.histogram) - variety(other.histogram))
         if self.home is not None:
@@ -358,8 +382,7 @@ class Guard:
         """All of it, by name."""
         if self.looks == 0:
             return {}
-        numbers = [MODES.index(self.mode), self._moved, self._several]
-        numbers += [self._weighing is SEGMENTATION]
+        numbers: list[float] = [MODES.index(self.mode), self._several, self._segments]
         numbers += [getattr(self, name) for name in self._NUMBERS]
         for window in self.windows.values():
             numbers += [window.length, window.count, window.entropy]
@@ -377,9 +400,8 @@ class Guard:
             return
         numbers = state[f"{PREFIX}numbers"].tolist()
         self.mode = MODES[int(numbers[0])]
-        self._moved, self._several = numbers[1], int(numbers[2])
-        self._weighing = SEGMENTATION if numbers[3] else CLASSIFICATION
-        rest = numbers[4:]
+        self._several, self._segments = int(numbers[1]), bool(numbers[2])
+        rest = numbers[3:]
         for name in self._NUMBERS:
             setattr(self, name, type(getattr(self, name))(rest.pop(0)))
         for number, window in enumerate(self.windows.values()):

@@ -43,6 +43,7 @@ class BesttaConfig(AdapterConfig):
     """Settings of BESTTA. The presets hold the paper's figures; the rest are its open points."""
 
     guard: bool = True
+    """On by default, unlike for the baselines, which are to be what they were published as."""
 
     layers: tuple[str, ...] = ()
     """Modules to put BeIN behind; by default every layer of the profile."""
