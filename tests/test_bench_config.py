@@ -131,6 +131,7 @@ def test_the_study_of_losses_has_the_papers_twelve_rows():
             for name in expected
         }
         assert {name: weight > 0 for name, weight in weights.items()} == expected
+        assert run.method.settings.pop("guard") is False
         assert run.method.settings.keys() <= {f"lambda_{name}" for name in expected}
 
 

@@ -25,6 +25,9 @@ WORST = 4
 TRACED = 5000
 """How many steps the traces of a record hold at most."""
 
+CHANGES = 200
+"""How many decisions of the guard a record holds at most."""
+
 WIDTH = 384
 """Pictures are kept this wide at most."""
 
@@ -127,6 +130,21 @@ class Tally:
             reason = report.reason.partition(":")[0]
             reasons = self.events["reasons"]
             reasons[reason] = reasons.get(reason, 0) + 1
+        self._note_guard(report)
+
+    def _note_guard(self, report: StepReport) -> None:
+        """How often each decision of the guard was in force, and at which image it came to be."""
+        decision = report.guard.partition(":")[0].removeprefix("guard, ")
+        guard = self.events.get("guard")
+        if guard is None and not decision:
+            return
+        guard = self.events.setdefault("guard", {"frames": {}, "changes": []})
+        if decision:
+            guard["frames"][decision] = guard["frames"].get(decision, 0) + 1
+        before = guard["changes"][-1][1].partition(":")[0] if guard["changes"] else ""
+        words = report.guard.removeprefix("guard, ") or "the method answers"
+        if words.partition(":")[0] != before and len(guard["changes"]) < CHANGES:
+            guard["changes"].append([report.images_seen, words])
 
     # --- pictures -------------------------------------------------------------------------
 
