@@ -29,7 +29,14 @@ from bestta.models import Card, WideResNet, cards
 from bestta.models.cards import CARD, PROFILE, READABLE, SHIPPED, WEIGHTS, save_weights, sha256
 from bestta.training import Training, publish, score
 from bestta.training.curves import _ticks, curves
-from bestta.training.publish import _PROFILED, CURVES, add_shift, published, readable
+from bestta.training.publish import (
+    _PROFILED,
+    CURVES,
+    add_shift,
+    published,
+    readable,
+    renew_profile,
+)
 from bestta.training.recipes import Splits
 from bestta.training.shift import Shift
 from tiny import Colours, card, colours, scenes, streets
@@ -747,3 +754,27 @@ def test_a_class_of_one_pixel_is_noted_with_the_mean_without_it(tmp_path):
         "The test images have next to none of class 'train' (pixels: 1)"
     )
     assert known.notes[-1].endswith(f"Without: {sum(others) / len(others):.2f}.")
+
+
+def test_a_profile_of_an_older_version_is_renewed_and_the_card_knows_its_checksum(
+    training, tmp_path
+):
+    folder = tmp_path / "model"
+    shutil.copytree(training.folder, folder)
+    expected = bestta.SourceProfile.load(folder / PROFILE)
+    replace(expected, answers=None).save(folder / PROFILE)
+    assert not published(folder)
+    renew_profile(folder, training.recipe, training.splits.train, show=False)
+    renewed = bestta.SourceProfile.load(folder / PROFILE)
+    assert published(folder)
+    assert torch.equal(renewed.answers.histogram, expected.answers.histogram)
+    assert all(torch.equal(renewed.layers[n].mu, p.mu) for n, p in expected.layers.items())
+    assert renewed.settings == expected.settings
+
+
+def test_what_ships_knows_how_it_answers_at_home():
+    for name in bestta.models.names():
+        answers = bestta.models.load_profile(name).answers
+        assert answers is not None
+        assert float(answers.histogram.sum()) == pytest.approx(1, abs=1e-5)
+        assert 0 < float(answers.entropy) < 1

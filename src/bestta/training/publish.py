@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from bestta.data.samples import ImageSet
 from bestta.data.tensors import to_batches
@@ -18,6 +18,7 @@ from bestta.profile import SourceProfile
 from bestta.progress import Progress, span
 from bestta.training.curves import curves
 from bestta.training.loop import Training
+from bestta.training.recipes import Recipe
 from bestta.training.scoring import score
 from bestta.training.shift import SEVERITIES, Shift
 
@@ -85,21 +86,33 @@ def _publish(training: Training, command: str, show: bool) -> Card:
             f"the weights as stored score {metric.score():.2f}, as trained {trained:.2f}: "
             "fp16 does not hold them."
         )
-    profile = SourceProfile.collect(
-        model,
-        _plain_batches(training.splits.train, _PROFILED[recipe.task], recipe.normalise),
-        recipe.layers,
-        note=f"training images of {recipe.name}",
-        progress=show,
-    )
-    profile = replace(profile, settings={"bestta": {"layers": list(recipe.default_layers)}})
-    profile.save(folder / PROFILE)
+    _profile(model, recipe, training.splits.train, show).save(folder / PROFILE)
     clean: dict[str, Any] = {"clean": metric.score(), "clean_as_trained": trained}
     if isinstance(metric, MeanIoU):
         clean["per_class"] = dict(zip(recipe.classes, metric.per_class(), strict=True))
         card = replace(card, notes=(*card.notes, *_hardly_there(metric, recipe.classes)))
     files = {file: sha256(folder / file) for file in (WEIGHTS, PROFILE)}
     card = replace(card, scores=clean, sha256=files)
+    _write(card, folder)
+    return card
+
+
+def _profile(model: nn.Module, recipe: Recipe, train: ImageSet, show: bool) -> SourceProfile:
+    profile = SourceProfile.collect(
+        model,
+        _plain_batches(train, _PROFILED[recipe.task], recipe.normalise),
+        recipe.layers,
+        note=f"training images of {recipe.name}",
+        progress=show,
+    )
+    return replace(profile, settings={"bestta": {"layers": list(recipe.default_layers)}})
+
+
+def renew_profile(folder: Path, recipe: Recipe, train: ImageSet, *, show: bool = True) -> Card:
+    """Collect the profile of a published model anew: for what older versions did not keep."""
+    _profile(load(folder), recipe, train, show).save(folder / PROFILE)
+    card = Card.read(folder)
+    card = replace(card, sha256={**card.sha256, PROFILE: sha256(folder / PROFILE)})
     _write(card, folder)
     return card
 
