@@ -140,6 +140,18 @@ def test_what_collapses_is_rolled_back_at_once_to_the_last_good_state_and_slowed
     assert guard.pace == Guard.slower
 
 
+def test_answers_turned_over_are_harm_though_they_show_the_same_classes_as_surely():
+    guard, adapter = Guard(HOME), Adapted()
+    learning(guard, adapter)
+    turned = EVEN.flip(-2)  # every pixel of another class; histogram and entropy are the same
+    for _ in range(4):
+        verdict = guard.look(adapter, source=LOPSIDED, adapted=turned, still=EVEN, size=0.0)
+        if verdict.rolled_back:
+            break
+    assert verdict.rolled_back
+    assert verdict.answered_by == "still"
+
+
 def test_what_keeps_collapsing_is_held_still_until_the_stream_moves():
     guard, adapter = Guard(HOME), Adapted()
     for _ in range(40):

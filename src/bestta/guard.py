@@ -48,10 +48,13 @@ class Weighing:
     """Points lost per nat of entropy."""
     varied: float = 12.0
     """Points won per nat of variety, the entropy of the classes seen."""
+    at_home: float = 1.15
+    """A model whose entropy is within this factor of that on source images is left alone."""
 
 
 SEGMENTATION = Weighing()
-CLASSIFICATION = Weighing(far=30.0, unsure=40.0)
+# A classifier is a good deal surer of the images it was trained on than of others like them.
+CLASSIFICATION = Weighing(far=30.0, unsure=40.0, at_home=1.7)
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,9 @@ class Guard:
     """After so many times nothing more is learned until the stream has moved."""
     slower = 0.25
     """Each time, steps get smaller by this factor."""
-    home_like = 1.15
-    """A model whose entropy is within this factor of that on source images is left alone."""
+    contrary = 0.5
+    """What is learned and, over the last few looks, turns over so large a share of the answers
+    that it would give unlearned, is rolled back."""
     wavering = 0.25
     """Points: who answers changes only if the other one is better by so much more."""
     strayed = 0.05
@@ -164,6 +168,8 @@ class Guard:
         self.size = 0.0
         self.gain = 0.0
         """Points that adapting seemed to gain at the last look."""
+        self.disagreement = 0.0
+        """Share of the answers that what is learned turns over, over the last few looks."""
         self.windows = {name: Window() for name in WINDOWS}
         self.good: dict[str, Tensor] | None = None
 
@@ -216,6 +222,11 @@ class Guard:
             window.length = (4 if name in ARMS else 1) * self._several
 
     @property
+    def weighing(self) -> Weighing:
+        """What suits the task."""
+        return SEGMENTATION if self._segments else CLASSIFICATION
+
+    @property
     def _many(self) -> bool:
         """Whether a single answer shows many classes."""
         return self._several == 4
@@ -252,6 +263,8 @@ class Guard:
         self.looks += 1
         self.looks_left = max(0, self.looks_left - 1)
         self.size = size
+        turned = (answers["adapted"].argmax(1) != answers["still"].argmax(1)).float().mean()
+        self.disagreement += (float(turned) - self.disagreement) / min(self.looks, 4)
         before = self.mode
         rolled_back = self.mode == "learning" and self._undo_harm(adapter)
         self._choose(adapter)
@@ -273,7 +286,8 @@ class Guard:
         reference = self._reference(adapter)
         # Learning lowers the entropy by itself, which proves nothing.
         lately = self.windows[f"{reference} lately"]
-        if self.points("adapted lately", lately, credulous=False) >= -self.harm:
+        harmless = self.points("adapted lately", lately, credulous=False) >= -self.harm
+        if harmless and self.disagreement <= self.contrary:
             state = adapter.state()
             if sum(t.numel() * t.element_size() for t in state.values()) <= self.largest:
                 self.good = state
@@ -314,6 +328,7 @@ class Guard:
 
     def _take_over(self, arm: str) -> None:
         """What is learned is gone: what was seen of it counts no more."""
+        self.disagreement = 0.0
         for lately in ("", " lately"):
             self.windows[f"adapted{lately}"].take(self.windows[f"{arm}{lately}"])
 
@@ -332,8 +347,7 @@ class Guard:
         first = self.windows[one]
         assert first.histogram is not None
         assert other.histogram is not None
-        weighing = SEGMENTATION if self._segments else CLASSIFICATION
-        surer = other.entropy - first.entropy
+        weighing, surer = self.weighing, other.entropy - first.entropy
         points = weighing.unsure * (surer if credulous else min(0.0, surer))
         points += weighing.varied * (variety(first.histogram) - variety(other.histogram))
         if self.home is not None:
@@ -350,9 +364,9 @@ class Guard:
     @property
     def at_home(self) -> bool:
         """Whether the plain model is as sure of its answers as on source images."""
-        return self.home is not None and self.windows["source"].entropy <= (
-            self.home_like * float(self.home.entropy)
-        )
+        if self.home is None:
+            return False
+        return self.windows["source"].entropy <= self.weighing.at_home * float(self.home.entropy)
 
     def words(self, rolled_back: bool = False) -> str:
         """What was decided, and why; up to the colon the same for every image."""
@@ -376,6 +390,7 @@ class Guard:
 
     _NUMBERS = (
         "pace", "collapses", "looks", "looks_left", "wait", "interval", "size", "gain",
+        "disagreement",
     )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
