@@ -60,7 +60,7 @@ def test_importing_bestta_imports_the_method_and_no_more():
     import subprocess
 
     folders = sorted(p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists())
-    method = ("adapters", "lean")
+    method = ("adapters", "calibration", "lean")
     heavy = (*(f"bestta.{name}" for name in folders if name not in method), "cv2", "PIL")
     code = f"import bestta, sys; print([m for m in sys.modules if m.startswith({heavy})])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -69,13 +69,14 @@ def test_importing_bestta_imports_the_method_and_no_more():
 
 def test_arrows_point_one_way():
     """The paper's files know no adapter, adapters no model and no data, data no protocol."""
-    paper = {"bein", "losses", "moments", "profile", "insertion"}
+    paper = {"bein", "losses", "moments", "profile", "insertion", "guard"}
     paper |= {"files", "outputs", "progress", "provenance", "interrupt"}
     sources = {"models", "data", "protocols", "metrics"}
     long_work = {"files", "interrupt", "progress", "provenance"}
     allowed = {
         "lean": {"lean", "insertion"},
         "adapters": paper | {"_version", "adapters", "lean"},
+        "calibration": paper | {"_version", "adapters", "calibration", "data", "reports"},
         "models": {"models", "files", "profile"},
         "data": {"data", "progress"},
         "protocols": {"protocols", "data"},
@@ -102,7 +103,8 @@ def test_every_folder_has_its_arrows():
 
 def test_public_names_are_those_of_the_design():
     assert set(bestta.__all__) == {
-        "BeIN", "SourceProfile", "__version__", "adapt", "bein", "layers", "methods", "prepare",
+        "BeIN", "SourceProfile", "__version__", "adapt", "bein", "calibrate", "layers", "methods",
+        "prepare",
     }  # fmt: skip
     assert all(hasattr(bestta, name) for name in bestta.__all__)
 

@@ -13,6 +13,7 @@ from typing import Any
 from bestta._version import __version__
 from bestta.adapters import adapt, methods, prepare
 from bestta.bein import BeIN, bein
+from bestta.calibration import calibrate
 from bestta.insertion import layers
 from bestta.profile import SourceProfile
 
@@ -22,6 +23,7 @@ __all__ = [
     "__version__",
     "adapt",
     "bein",
+    "calibrate",
     "layers",
     "methods",
     "prepare",

@@ -11,6 +11,7 @@ import typer
 from bestta._version import __version__
 from bestta.cli.adapt import adapt
 from bestta.cli.bench import bench, report
+from bestta.cli.calibrate import calibrate
 from bestta.cli.data import app as data
 from bestta.cli.demo import demo
 from bestta.cli.methods import methods, prepare
@@ -29,6 +30,7 @@ app.add_typer(models, name="models")
 app.command()(train)
 app.command()(methods)
 app.command()(prepare)
+app.command()(calibrate)
 app.command()(demo)
 app.command()(adapt)
 app.command()(bench)

@@ -1,0 +1,378 @@
+"""`bestta.calibrate`: from some hundreds of source images to layers, settings and statistics."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bestta._version import __version__
+from bestta.adapters.bestta import Bestta, BesttaConfig
+from bestta.adapters.registry import configured
+from bestta.calibration.candidates import Candidate, candidates, named
+from bestta.calibration.conditions import EXPECTED, Condition, conditions_for, look_of
+from bestta.calibration.evaluations import Evaluations
+from bestta.calibration.scoring import LEAST_MARGIN, Judge
+from bestta.calibration.search import Evaluation, Lengths, Search, plain
+from bestta.calibration.streams import Memory, Picture, Pixels, Streams, digest
+from bestta.insertion import check_model, device_of
+from bestta.interrupt import stop_requests
+from bestta.outputs import OutputKey, Task, select_logits, task_of
+from bestta.profile import ModelIdentity, SourceProfile, batches, check_image, first
+from bestta.progress import Progress
+
+LEAST_IMAGES = 8
+MOST_KEPT = {"segmentation": 48, "classification": 300}
+"""Images that streams are made of; the others enter the statistics alone."""
+MOST_EXPECTED = 40
+MOST_FRAME_BYTES = 2**30
+
+PROVEN = 0.0
+"""Points that adapting must seem to be worth to the guard, where calibration has seen it help."""
+
+TRIED = ("rho", "lr", "statistics_decay", "lambda_entropy")
+"""Settings that are searched for, unless they are given."""
+
+
+@torch.inference_mode(False)
+def calibrate(
+    model: nn.Module,
+    images: Iterable[Any],
+    *,
+    expected: Mapping[str, Iterable[Any]] | Iterable[Any] | None = None,
+    layers: Sequence[str] | str | None = None,
+    method: str = "bestta",
+    output: OutputKey = None,
+    pixels: tuple[Any, Any] | None = None,
+    minutes: float | None = None,
+    seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    report: str | os.PathLike[str] | None = None,
+    conditions: Sequence[str | Condition] | None = None,
+    progress: bool | None = None,
+    **settings: Any,
+) -> SourceProfile:
+    """Choose layers and settings for ``model`` from source images, and collect its statistics.
+
+    The images are put in simulated conditions, and settings are scored by how far the adapted
+    predictions agree with those of the model on the images as they were; no label is needed.
+
+    Args:
+        model: The source model, in eval mode. It is left as it is.
+        images: Some hundreds of source images: batches (B, 3, H, W) normalised as the model wants
+            them, or tuples that begin with one. Where a tuple goes on with labels, these are what
+            predictions are compared with. Gone through once.
+        expected: Images of conditions that are to be expected, or several such sets by name:
+            source images are given their look. With labels they are a stream of their own.
+        layers: Layers to choose among; by default the stages and blocks of the model.
+        method: ``"bestta"``, the one method that has layers to choose.
+        output: Where the model keeps its logits, if it is not plain.
+        pixels: The values of black and white, numbers or one a channel; by default the smallest
+            and largest of all images.
+        minutes: Begin nothing more after so long, and take the best so far.
+        seed: Of every draw. The same images and seed give the same choice.
+        checkpoint: A file that keeps what was found so far. Stopped, by Ctrl-C (a
+            KeyboardInterrupt) or otherwise, the same call goes on from it.
+        report: Where to write a page on what was tried and chosen.
+        conditions: Names of the conditions to simulate, or `Condition` of your own; by default all.
+        progress: Show how far it is; by default on a terminal.
+        **settings: Settings of the method that shall be as they are given.
+
+    Returns:
+        The profile of the chosen layers, with the settings in it; how they were found is in
+        ``provenance["calibration"]``. ``bestta.adapt(model, profile)`` takes it from there.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
+        >>> profile = calibrate(model, torch.rand(8, 3, 16, 16), conditions=["haze"], lr=0.0)
+        >>> set(profile.layers) <= {"0", "1"}
+        True
+    """
+    began = time.monotonic()
+    if method != "bestta":
+        raise ValueError(
+            f"calibrate chooses layers and settings of 'bestta'; method {method!r} has none to "
+            "choose."
+        )
+    if minutes is not None and not minutes > 0:
+        raise ValueError(
+            f"minutes must be above 0, or None for as long as it takes; got {minutes}."
+        )
+    check_model(model)
+    _check_settings(settings)
+    source, example = _peeked(images)
+    with torch.no_grad():
+        logits = select_logits(model(example[:1].to(device_of(model))), output)
+    task = task_of(logits)
+    found = _candidates(model, example[:1].to(device_of(model)), layers, output)
+
+    memory = Memory(MOST_KEPT[task])
+    profile = SourceProfile.collect(
+        model,
+        memory.watch(source),
+        [c.name for c in found],
+        output=output,
+        note="calibrated",
+        progress=progress,
+    )
+    if memory.count < LEAST_IMAGES:
+        raise ValueError(
+            f"{memory.count} images are too few to choose by; some hundreds are wanted, and "
+            f"{LEAST_IMAGES} are the least."
+        )
+    # Layers in the order they run, which is the candidates'.
+    profile = replace(profile, layers={c.name: profile.layers[c.name] for c in found})
+    pictures = memory.kept()
+    labelled = all(p.label is not None for p in pictures)
+    black_and_white = _pixels(pixels, memory)
+    simulated = conditions_for(task, pictures[0].image.shape, conditions)
+    looks, recorded, digests = _expected(expected, black_and_white)
+    lengths = _lengths(task, pictures[0].image, len(simulated) + len(looks) + len(recorded))
+    streams = Streams(
+        model,
+        task,
+        pictures,
+        [*simulated, *looks],
+        black_and_white,
+        recorded=recorded,
+        labels=labelled,
+        seed=seed,
+        output=output,
+        dtype=example.dtype,
+    )
+    weights = {c.name: c.weight for c in (*simulated, *looks)} | dict.fromkeys(recorded, EXPECTED)
+    about = {
+        "bestta": __version__,
+        "model": ModelIdentity.of(model).fingerprint,
+        "images": [memory.count, digest(pictures)],
+        "expected": digests,
+        "conditions": weights,
+        "labels": labelled,
+        "pixels": [list(black_and_white.low), list(black_and_white.high)],
+        "lengths": vars(lengths),
+        "settings": plain(settings),
+        "seed": seed,
+    }
+    evaluations = Evaluations(checkpoint, about)
+    config = configured(Bestta, model, profile, None, settings)
+    base = {n: getattr(config, n) for n in (*TRIED, "lambda_style", "lambda_content", "lambda_l2")}
+    with ExitStack() as stack:
+        shown = stack.enter_context(Progress("calibration: settings tried", show=progress))
+        # Without a checkpoint a stop at once loses no more than one after the step.
+        stops = [] if checkpoint is None else stack.enter_context(stop_requests(shown.show))
+        search = Search(
+            model,
+            profile,
+            streams,
+            Judge(task, weights, seed),
+            evaluations,
+            base=base,
+            fixed=settings,
+            lengths=lengths,
+            deadline=None if minutes is None else began + 60 * minutes,
+            stop=stops,
+            progress=shown,
+        )
+        try:
+            best = search.run(found)
+        except KeyboardInterrupt:
+            if checkpoint is None:
+                raise
+            raise KeyboardInterrupt(
+                f"stopped after {len(evaluations.found)} settings; {checkpoint} goes on from there."
+            ) from None
+    told = {
+        **_told(search, best, found),
+        "seconds": round(time.monotonic() - began, 1),
+        "seed": seed,
+        "images": memory.count,
+        "frames": vars(lengths),
+        "weights": weights,
+        "labels": labelled,
+        "pixels": about["pixels"],
+        "task": task,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "minutes": minutes,
+        "model": str(profile.model),
+    }
+    if told["helps"] and "guard_margin" not in settings:
+        # The guard need not ask for proof of what is proven.
+        told["chosen"]["settings"]["guard_margin"] = PROVEN
+    chosen = replace(
+        profile,
+        layers={name: profile.layers[name] for name in best.layers},
+        settings={**profile.settings, method: told["chosen"]["settings"]},
+        provenance={**profile.provenance, "calibration": told},
+    )
+    if report is not None:
+        _report(report, told, streams)
+    return chosen
+
+
+# --- what it starts from --------------------------------------------------------------------
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise a ValueError for what is no setting, before any work is done."""
+    known = [f.name for f in fields(BesttaConfig) if f.name not in ("layers", "output", "seed")]
+    for name in settings:
+        if name not in known:
+            raise ValueError(
+                f"calibrate takes no setting {name!r}. Settings of BESTTA that it can hold as they "
+                f"are: {', '.join(known)}."
+            )
+    BesttaConfig(**settings)
+
+
+def _peeked(images: Iterable[Any]) -> tuple[Iterable[Any], Tensor]:
+    """The images, to be gone through once, and the first batch of them."""
+    items = iter(batches(images))
+    item = next(items, None)
+    if item is None:
+        raise ValueError(
+            "no images to calibrate with: give some hundreds of the source's, "
+            "normalised as the model wants them."
+        )
+    return chain([item], items), check_image(first(item))
+
+
+def _candidates(
+    model: nn.Module, image: Tensor, layers: Sequence[str] | str | None, output: OutputKey
+) -> list[Candidate]:
+    if layers is None:
+        found = candidates(model, image, output=output)
+        if not found:
+            raise ValueError(
+                f"{type(model).__name__} has no layer whose features have several positions and "
+                "run once, of which one could be chosen. Name some with layers=[…]: "
+                "bestta.layers(model, image) lists what BeIN can be put behind."
+            )
+        return found
+    names = [layers] if isinstance(layers, str) else list(layers)
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"layers are one or more different names; got {names}.")
+    return named(model, image, names)
+
+
+def _pixels(given: tuple[Any, Any] | None, memory: Memory) -> Pixels:
+    """Black and white: as given, or the darkest and the brightest that was seen."""
+    assert memory.low is not None
+    assert memory.high is not None
+    low, high = memory.low, memory.high
+    if given is not None:
+        low, high = (
+            torch.as_tensor(value, dtype=torch.float32).expand(memory.low.shape) for value in given
+        )
+    if not bool((high > low).all()):
+        raise ValueError(
+            f"black {low.tolist()} is not below white {high.tolist()} in every channel: give "
+            "pixels=(black, white), as the images are normalised."
+        )
+    return Pixels(tuple(low.tolist()), tuple(high.tolist()))
+
+
+def _expected(
+    expected: Mapping[str, Iterable[Any]] | Iterable[Any] | None, pixels: Pixels
+) -> tuple[list[Condition], dict[str, list[Picture]], dict[str, str]]:
+    """What the user expects: as looks, or with labels as streams of their own; and digests."""
+    if expected is None:
+        return [], {}, {}
+    sets = expected if isinstance(expected, Mapping) else {"expected": expected}
+    looks: list[Condition] = []
+    recorded: dict[str, list[Picture]] = {}
+    digests: dict[str, str] = {}
+    for name, images in sets.items():
+        seen = Memory(MOST_EXPECTED)
+        for _ in seen.watch(images):
+            pass
+        pictures = seen.kept()
+        if not pictures:
+            raise ValueError(f"no images of the expected condition {name!r}.")
+        if pictures[0].image.shape[0] != len(pixels.low):
+            raise ValueError(
+                f"images of the expected condition {name!r} have {pictures[0].image.shape[0]} "
+                f"channels; the source's have {len(pixels.low)}."
+            )
+        digests[name] = digest(pictures)
+        if all(p.label is not None for p in pictures):
+            recorded[name] = pictures
+        else:
+            shown = [pixels.shown(p.image).clamp(0, 1) for p in pictures]
+            looks.append(Condition(name, look_of(shown), EXPECTED))
+    return looks, recorded, digests
+
+
+def _lengths(task: Task, image: Tensor, conditions: int) -> Lengths:
+    """How many frames, by the size of the images and the memory they take."""
+    size = image[0].numel()
+    if task == "classification":
+        short, full, long = (20, 60, 60) if size <= 64 * 64 else (10, 40, 40)
+    elif size <= 256 * 128:
+        short, full, long = 3, 10, 20
+    else:
+        short, full, long = (2, 6, 12) if size <= 512 * 512 else (2, 4, 8)
+    # Half of the conditions are played as long as ``long``.
+    room = MOST_FRAME_BYTES // (image.numel() * 4 * max(conditions, 1) * 2)
+    full = max(2, min(full, room))
+    return Lengths(min(short, full), full, max(2, min(long, 2 * room)))
+
+
+# --- what comes of it -----------------------------------------------------------------------
+
+
+def _told(search: Search, best: Evaluation, found: Sequence[Candidate]) -> dict[str, Any]:
+    """All that was found out, as JSON has it."""
+    singles = {e.layers[0]: e for e in search.best_of("one layer", layers=1)}
+    told = []
+    for candidate in found:
+        about = {**vars(candidate), "depth": round(candidate.depth, 3)}
+        if candidate.name in singles:
+            alone = singles[candidate.name].told()
+            about |= {k: alone[k] for k in ("gain", "error", "frames", "conditions")}
+        elif candidate.name in search.failed:
+            about["failed"] = search.failed[candidate.name]
+        told.append(about)
+    source = {name: search.streams.known_source(name) for name in search.streams.names}
+    return {
+        "chosen": {
+            "layers": list(best.layers),
+            "settings": {k: v for k, v in plain(best.settings).items() if k != "layers"},
+            "gain": round(best.gain.value, 3),
+            "error": round(best.gain.error, 3),
+            "stream": best.stream,
+            "conditions": best.told()["conditions"],
+        },
+        "helps": bool(best.gain.value > max(LEAST_MARGIN, best.gain.error)),
+        "sure": search.sure(best),
+        "candidates": told,
+        "steps": [done.told() for done in search.log],
+        "source": {
+            name: round(float(search.judge.scores(name, frames)[0]), 2)
+            for name, frames in source.items()
+        },
+        "continual": list(search.continual_names),
+        "cut_short": search.cut_short,
+        "played": search.played,
+        "resumed": search.evaluations.before,
+    }
+
+
+def _report(path: str | os.PathLike[str], told: Mapping[str, Any], streams: Streams) -> None:
+    """Write the page on a calibration, with a picture of every condition."""
+    from bestta.reports.calibration import write_calibration
+
+    shown = {
+        name: (streams.picture(name) * 255).round().byte().permute(1, 2, 0).numpy()
+        for name in streams.names
+        if len(streams.pixels.low) == 3
+    }
+    write_calibration(told, Path(path), shown)
