@@ -2,6 +2,7 @@
 #   make demo    see the methods at work       make test    pass the tests
 #   make check   lint, format, types           make bench-cost  time and memory of a step (hours)
 #   make sheets  draw the docs' pictures anew  make readme  the docs' tables from their records
+#   make bench-calibration, bench-guard  the choice of layers, and what the guard promises (hours)
 #   make test-slow (killed runs), test-cluster (Ray), test-browser (the report in Chromium)
 
 PYTHON ?= python3
@@ -10,10 +11,11 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow test-cluster test-browser check format demo readme examples bench-cost sheets clean
+.PHONY: help setup test test-slow test-cluster test-browser check format demo readme examples bench-cost bench-calibration \
+	bench-guard sheets clean
 
 help:
-	@sed -n '2,5s/^# *//p' Makefile
+	@sed -n '2,6s/^# *//p' Makefile
 
 setup: $(READY)
 
@@ -70,6 +72,15 @@ bench-cost: setup
 	@$(BIN)/python benchmarks/cost.py --work $(COST) --out $(COST)/record.json
 	@$(BIN)/python benchmarks/cost_plot.py $(COST)/record.json --out $(COST)/cost.svg
 	@$(BIN)/python benchmarks/cost_quality.py --work $(COST)/quality
+
+# CITYSCAPES and CIFAR10 name the folders of these data sets; without, their models are left out.
+SETS = $(if $(CITYSCAPES),--cityscapes $(CITYSCAPES)) $(if $(CIFAR10),--cifar10 $(CIFAR10))
+bench-calibration: setup
+	@$(BIN)/python benchmarks/other_models.py
+	@$(BIN)/python benchmarks/calibration.py $(SETS) --out runs/calibration/record.json
+
+bench-guard: setup
+	@$(BIN)/python benchmarks/guard.py --all $(SETS) --out runs/guard/record.json
 
 readme: setup
 	@$(BIN)/python benchmarks/readme_table.py

@@ -138,7 +138,7 @@ class Guard:
     """Points: who answers changes only if the other one is better by so much more."""
     strayed = 0.05
     """What is learned has moved if its size has by this much, in source deviations."""
-    enough = 16
+    enough = 32
     """So many images of one class each say something together."""
     rarest = 16
     """In a stream that does not move, one image in so many is looked at,"""
@@ -161,6 +161,8 @@ class Guard:
         self.pace = 1.0
         """Steps are this fraction of what they would be."""
         self.collapses = 0
+        self.calm = 0
+        """Looks since the last rollback at which what is learned did no harm."""
         self.looks = 0
         self.looks_left = 0
         self.wait = 0
@@ -288,10 +290,14 @@ class Guard:
         lately = self.windows[f"{reference} lately"]
         harmless = self.points("adapted lately", lately, credulous=False) >= -self.harm
         if harmless and self.disagreement <= self.contrary:
+            self.calm += 1
+            if self.calm >= 2 * self._several:
+                self.collapses = 0
             state = adapter.state()
             if sum(t.numel() * t.element_size() for t in state.values()) <= self.largest:
                 self.good = state
             return False
+        self.calm = 0
         self.collapses += 1
         self.pace *= self.slower
         again = self.collapses > 1 or self.good is None
@@ -348,13 +354,15 @@ class Guard:
         assert first.histogram is not None
         assert other.histogram is not None
         weighing, surer = self.weighing, other.entropy - first.entropy
-        points = weighing.unsure * (surer if credulous else min(0.0, surer))
-        points += weighing.varied * (variety(first.histogram) - variety(other.histogram))
+        classes = weighing.varied * (variety(first.histogram) - variety(other.histogram))
         if self.home is not None:
             home = self.home.histogram
             nearer = distance(other.histogram, home) - distance(first.histogram, home)
-            points += weighing.far * nearer
-        return points
+            classes += weighing.far * nearer
+        if not self._many:
+            # A stream may well be of one class for a while: to see others is no merit then.
+            classes *= min(1.0, 2 * (1 - float(other.histogram.max())))
+        return classes + weighing.unsure * (surer if credulous else min(0.0, surer))
 
     @property
     def _known(self) -> bool:
@@ -390,7 +398,7 @@ class Guard:
 
     _NUMBERS = (
         "pace", "collapses", "looks", "looks_left", "wait", "interval", "size", "gain",
-        "disagreement",
+        "disagreement", "calm",
     )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
