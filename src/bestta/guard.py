@@ -54,7 +54,7 @@ class Weighing:
 
 SEGMENTATION = Weighing()
 # A classifier is a good deal surer of the images it was trained on than of others like them.
-CLASSIFICATION = Weighing(far=30.0, unsure=40.0, at_home=1.7)
+CLASSIFICATION = Weighing(far=15.0, unsure=20.0, varied=6.0, at_home=1.7)
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,8 @@ class Guard:
     that it would give unlearned, is rolled back."""
     wavering = 0.25
     """Points: who answers changes only if the other one is better by so much more."""
+    sure = 0.02
+    """Nats of entropy that are next to none: below, a half or the double of it says nothing."""
     strayed = 0.05
     """What is learned has moved if its size has by this much, in source deviations."""
     enough = 32
@@ -149,7 +151,7 @@ class Guard:
     largest = 32 * 2**20
     """A state of more bytes is not kept beside the adapter: that one rolls back to its start."""
 
-    def __init__(self, home: AnswerProfile | None = None, margin: float = 0.75) -> None:
+    def __init__(self, home: AnswerProfile | None = None, margin: float = 1.0) -> None:
         if not math.isfinite(margin):
             raise ValueError(f"guard_margin is a number of points, not {margin}.")
         self.home, self.margin = home, margin
@@ -195,7 +197,7 @@ class Guard:
         self.wait -= 1
         if recent.histogram is None or looked.histogram is None:
             return False
-        change = recent.entropy / max(looked.entropy, 1e-3)
+        change = (recent.entropy + self.sure) / (looked.entropy + self.sure)
         moved = distance(recent.histogram, looked.histogram) > self._moved or not 0.5 < change < 2
         # One picture shows many classes, and one that shows others than all before is looked at.
         odd = self._many and distance(seen.histogram, looked.histogram) > 2 * self._moved

@@ -80,7 +80,7 @@ class AdapterConfig:
     guard: bool = False
     """Watch the answers, undo what does harm, and let the plain model answer where adapting does
     not seem worth it: see `bestta.guard`."""
-    guard_margin: float = 0.75
+    guard_margin: float = 1.0
     """Points of score that adapting must seem to be worth, or else the plain model answers."""
 
 

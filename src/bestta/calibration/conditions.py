@@ -104,7 +104,16 @@ def colour_cast(pixels: Tensor, draw: np.random.Generator) -> Tensor:
 
 def blur(pixels: Tensor, draw: np.random.Generator) -> Tensor:
     """A little out of focus."""
-    sigma = draw.uniform(0.002, 0.004) * max(pixels.shape[1], 100)
+    return blurred(pixels, draw.uniform(0.002, 0.004) * max(pixels.shape[1], 100))
+
+
+def defocus(pixels: Tensor, draw: np.random.Generator) -> Tensor:
+    """Clearly out of focus."""
+    return blurred(pixels, draw.uniform(0.01, 0.035) * pixels.shape[1])
+
+
+def blurred(pixels: Tensor, sigma: float) -> Tensor:
+    """Pixels (C, H, W), smoothed by a Gaussian."""
     reach = max(1, round(3 * sigma))
     line = torch.exp(-(torch.arange(-reach, reach + 1).float() ** 2) / (2 * sigma**2))
     line = line / line.sum()
@@ -136,6 +145,7 @@ PLAIN = (
     Condition("low contrast", low_contrast, EVEN),
     Condition("colour cast", colour_cast, EVEN),
     Condition("blur", blur, NOISE),
+    Condition("defocus", defocus),
     Condition("noise", noise, NOISE),
 )
 """Those that any image can be put in."""
@@ -149,8 +159,10 @@ def conditions_for(
     """The conditions for images of ``shape`` (C, H, W): those ``wanted``, or all that fit."""
     street = task == "segmentation" and shape[0] == 3 and shape[1] >= SMALLEST_STREET
     painted = street and all(map(importlib.util.find_spec, ("cv2", "PIL")))
-    # Weather whitens and flattens as well: each look once.
-    fitting = [c for c in PLAIN if not (painted and c.name == "low contrast")]
+    # Weather whitens and flattens as well: each look once. And streets are filmed in focus, while
+    # for other pictures that is the commonest change there is.
+    left_out = ("low contrast", "defocus") if painted else ("blur",)
+    fitting = [c for c in PLAIN if c.name not in left_out]
     every = [*fitting, *(WEATHERS if painted else ())]
     if wanted is None:
         return every

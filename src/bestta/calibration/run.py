@@ -31,7 +31,7 @@ from bestta.profile import ModelIdentity, SourceProfile, batches, check_image, f
 from bestta.progress import Progress
 
 LEAST_IMAGES = 8
-MOST_KEPT = {"segmentation": 48, "classification": 300}
+MOST_KEPT = {"segmentation": 48, "classification": 600}
 """Images that streams are made of; the others enter the statistics alone."""
 MOST_EXPECTED = 40
 MOST_FRAME_BYTES = 2**30
@@ -315,7 +315,7 @@ def _lengths(task: Task, image: Tensor, conditions: int) -> Lengths:
     """How many frames, by the size of the images and the memory they take."""
     size = image[0].numel()
     if task == "classification":
-        short, full, long = (20, 60, 60) if size <= 64 * 64 else (10, 40, 40)
+        short, full, long = (50, 200, 100) if size <= 64 * 64 else (20, 60, 60)
     elif size <= 256 * 128:
         short, full, long = 3, 10, 20
     else:
