@@ -180,6 +180,14 @@ def test_looks_get_rarer_where_all_is_clear_and_come_back_when_answers_move():
     assert guard.due
 
 
+def test_a_new_weather_is_judged_by_its_own_frames_from_the_first_on():
+    guard, adapter = Guard(HOME), Adapted()
+    for _ in range(12):  # here adapting sees too few classes, and the source model answers
+        assert guard.look(adapter, EVEN, LOPSIDED, None, 0.0).answered_by == "source"
+    other = logits_of([2, 2, 2, 2])  # then the source model does
+    assert guard.look(adapter, other, EVEN, None, 0.0).answered_by == "adapted"
+
+
 def test_what_is_learned_and_grows_is_looked_at():
     guard, adapter = Guard(HOME), Adapted()
     learning(guard, adapter)

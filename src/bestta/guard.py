@@ -195,16 +195,20 @@ class Guard:
         looked = self.windows["source" if self.mode == "source" else "adapted"]
         recent.add(seen)
         self.wait -= 1
-        if recent.histogram is None or looked.histogram is None:
-            return False
-        change = (recent.entropy + self.sure) / (looked.entropy + self.sure)
-        moved = distance(recent.histogram, looked.histogram) > self._moved or not 0.5 < change < 2
+        moved = self._differs(recent, looked, self._moved)
         # One picture shows many classes, and one that shows others than all before is looked at.
-        odd = self._many and distance(seen.histogram, looked.histogram) > 2 * self._moved
+        odd = self._many and self._differs(seen, looked, 2 * self._moved)
         if moved:
             self.look_closely()
         strayed = self.mode == "learning" and abs(size - self.size) > self.strayed
         return moved or odd or strayed
+
+    def _differs(self, seen: AnswerProfile | Window, looked: Window, most: float) -> bool:
+        """Whether answers show other classes than those looked at, or half or twice the entropy."""
+        if seen.histogram is None or looked.histogram is None:
+            return False
+        change = (float(seen.entropy) + self.sure) / (looked.entropy + self.sure)
+        return distance(seen.histogram, looked.histogram) > most or not 0.5 < change < 2
 
     def look_closely(self) -> None:
         """The stream has moved: look at the next images one after another, and forget the others.
@@ -215,7 +219,7 @@ class Guard:
         self.interval = 1
         self.collapses = min(self.collapses, self.limit - 1)
         for window in self.windows.values():
-            window.count = min(window.count, 1)
+            window.count = 0
 
     def _suit(self, logits: Tensor) -> None:
         """What depends on the task and on the size of batches, known from the first answer."""
@@ -261,6 +265,8 @@ class Guard:
         seen = {name: glance_at(logits) for name, logits in answers.items()}
         if not all(bool(answer.histogram.isfinite().all()) for answer in seen.values()):
             return Verdict("source", False, "an answer is not finite")
+        if self._many and self._differs(seen["source"], self.windows["source"], 2 * self._moved):
+            self.look_closely()
         for name, answer in seen.items():
             self.windows[name].add(answer)
             self.windows[f"{name} lately"].add(answer)
