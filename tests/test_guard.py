@@ -103,11 +103,18 @@ def test_who_sees_the_classes_of_home_is_better_than_who_sees_two_of_them():
     assert other.gain == pytest.approx(-guard.gain)
 
 
-def test_a_model_as_sure_as_at_home_is_left_alone_whatever_adapting_promises():
-    sure = answer(0.25, 0.25, 0.25, 0.25, entropy=float(glance_at(LOPSIDED).entropy))
-    verdict = Guard(sure).look(Adapted(), source=LOPSIDED, adapted=EVEN, still=None, size=0.0)
+def test_a_model_as_sure_as_at_home_is_left_alone_if_it_sees_what_it_saw_there():
+    # A tenth of what home shows is missing here, and adapting finds it.
+    source, adapted = logits_of([0, 1, 2, 3, 0, 1, 2, 2]), EVEN
+    sure = float(glance_at(source).entropy)
+    near, far = answer(0.25, 0.25, 0.25, 0.25, entropy=sure), answer(0, 0, 0, 1, entropy=sure)
+    verdict = Guard(near, margin=-5).look(Adapted(), source, adapted, None, 0.0)
     assert verdict.answered_by == "source"
     assert "as sure of its answers as on source images" in verdict.words
+    # As sure, but of other classes than at home: no reason to be left alone.
+    assert (
+        Guard(far, margin=-5).look(Adapted(), source, adapted, None, 0.0).answered_by == "adapted"
+    )
 
 
 def test_equal_answers_leave_it_to_the_source_model():

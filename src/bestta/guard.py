@@ -379,10 +379,17 @@ class Guard:
 
     @property
     def at_home(self) -> bool:
-        """Whether the plain model is as sure of its answers as on source images."""
-        if self.home is None:
+        """Whether the plain model is as sure of its answers as on source images.
+
+        In pictures of many classes it must also see those of the source: in fog a model may be as
+        sure as ever that everything is road.
+        """
+        source = self.windows["source"]
+        if self.home is None or source.histogram is None:
             return False
-        return self.windows["source"].entropy <= self.weighing.at_home * float(self.home.entropy)
+        if self._many and distance(source.histogram, self.home.histogram) > self._moved:
+            return False
+        return source.entropy <= self.weighing.at_home * float(self.home.entropy)
 
     def words(self, rolled_back: bool = False) -> str:
         """What was decided, and why; up to the colon the same for every image."""
