@@ -231,7 +231,8 @@ def build(
 
 def contender(settings: Settings, model: nn.Module, profile: bestta.SourceProfile) -> Step:
     if settings is not None:
-        return bestta.adapt(model, profile, **settings)
+        # The step itself: what a guard adds is measured by benchmarks/guard.py --cost.
+        return bestta.adapt(model, profile, **{"guard": False, **settings})
 
     def plain(image: Tensor) -> Tensor:
         with torch.no_grad():

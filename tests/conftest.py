@@ -31,14 +31,15 @@ def _one_thread_one_seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _without_the_guard(request, monkeypatch):
-    """Methods are tested as they are: a guard would have these nets' source model answer.
+# Methods are tested as they are: a guard would have these nets' source model answer. Tests of what
+# users get unless they say otherwise are marked "guarded".
+BesttaConfig.__init__.__kwdefaults__["guard"] = False
 
-    Tests of what users get unless they say otherwise are marked ``guarded``.
-    """
-    if request.node.get_closest_marker("guarded") is None:
-        monkeypatch.setitem(BesttaConfig.__init__.__kwdefaults__, "guard", False)
+
+@pytest.fixture(autouse=True)
+def _guard(request, monkeypatch):
+    if request.node.get_closest_marker("guarded") is not None:
+        monkeypatch.setitem(BesttaConfig.__init__.__kwdefaults__, "guard", True)
 
 
 @pytest.fixture

@@ -143,7 +143,8 @@ def test_the_study_of_positions_has_every_set_of_stages_once_small_ones_first():
     for letter, run, some in zip("abcdefghijklmno", found, sets, strict=True):
         assert run.variant.row == f"({letter})"
         assert run.variant.marks == {stage: stage in some for stage in stages}
-        assert run.method.settings == {"layers": [f"backbone.{stage}" for stage in some]}
+        layers = [f"backbone.{stage}" for stage in some]
+        assert run.method.settings == {"layers": layers, "guard": False}
 
 
 def test_a_study_changes_the_protocol_and_its_variants_the_batch():
