@@ -85,6 +85,8 @@ bench-guard: setup
 readme: setup
 	@$(BIN)/python benchmarks/readme_table.py
 	@$(BIN)/python benchmarks/cost_table.py
+	@for table in calibration guard; do test ! -e results/measured/$$table.json || \
+		$(BIN)/python benchmarks/$${table}_table.py; done
 
 # What the data looks like, for docs/data.md.
 PREVIEW = $(BIN)/bestta data preview streets --split val --colours 256
