@@ -29,6 +29,8 @@ SMALLEST_SHARE = 1 / 2000
 
 LEAST_MARGIN = 0.1
 """In points: a smaller gain is none, however sure."""
+DEAR_MARGIN = 0.5
+"""The same of what needs a backward pass, which makes a frame cost up to twice as much."""
 
 
 def count(task: Task, predicted: Tensor, target: Tensor, classes: int) -> Numbers:
@@ -71,10 +73,13 @@ class Gain:
         difference = self.total - other.total
         return float(difference[0]), float(difference[1:].std())
 
-    def beats(self, other: Gain) -> bool:
-        """Whether it is above ``other`` by more than chance, and by enough to matter."""
+    def beats(self, other: Gain, dear: bool = False) -> bool:
+        """Whether it is above ``other`` by more than chance, and by enough to matter.
+
+        What is ``dear`` has to be so beyond doubt.
+        """
         difference, error = self.over(other)
-        return difference > max(LEAST_MARGIN, error)
+        return difference > (max(DEAR_MARGIN, 2 * error) if dear else max(LEAST_MARGIN, error))
 
 
 class Judge:

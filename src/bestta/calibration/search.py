@@ -352,7 +352,7 @@ class Search:
         cheap = [e for e in tried if not e.settings["lambda_entropy"]]
         if cheap and not learned.gain.beats(cheap[0].gain):
             learned = cheap[0]
-        if learned.gain.beats(best.gain):
+        if learned.gain.beats(best.gain, dear=True):
             best = learned
         self.say("lr", best)
         return best
