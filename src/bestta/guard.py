@@ -172,6 +172,8 @@ class Guard:
         self.size = 0.0
         self.gain = 0.0
         """Points that adapting seemed to gain at the last look."""
+        self.scatter = 0.2
+        """How far, in total variation, single answers are from their mean."""
         self.disagreement = 0.0
         """Share of the answers that what is learned turns over, over the last few looks."""
         self.windows = {name: Window() for name in WINDOWS}
@@ -195,20 +197,39 @@ class Guard:
         looked = self.windows["source" if self.mode == "source" else "adapted"]
         recent.add(seen)
         self.wait -= 1
-        moved = self._differs(recent, looked, self._moved)
+        moved = self._differs(recent, looked)
         # One picture shows many classes, and one that shows others than all before is looked at.
-        odd = self._many and self._differs(seen, looked, 2 * self._moved)
+        odd = self._many and self._is_odd(seen, looked)
+        self._note_scatter(seen, looked)
         if moved:
             self.look_closely()
         strayed = self.mode == "learning" and abs(size - self.size) > self.strayed
         return moved or odd or strayed
 
-    def _differs(self, seen: AnswerProfile | Window, looked: Window, most: float) -> bool:
-        """Whether answers show other classes than those looked at, or half or twice the entropy."""
-        if seen.histogram is None or looked.histogram is None:
+    def _differs(self, recent: Window, looked: Window) -> bool:
+        """Whether the last few answers show other classes than those looked at, or are surer."""
+        if recent.histogram is None or looked.histogram is None:
             return False
-        change = (float(seen.entropy) + self.sure) / (looked.entropy + self.sure)
-        return distance(seen.histogram, looked.histogram) > most or not 0.5 < change < 2
+        apart = distance(recent.histogram, looked.histogram)
+        far = max(0.12, self.scatter) if self._many else 0.4
+        return apart > far or not 0.55 < self._change(recent.entropy, looked) < 1.8
+
+    def _is_odd(self, seen: AnswerProfile, looked: Window) -> bool:
+        """The same of a single one: twice as far from the others as they are from each other."""
+        if looked.histogram is None:
+            return False
+        apart, change = distance(seen.histogram, looked.histogram), float(seen.entropy)
+        return apart > 2 * max(0.12, self.scatter) or not 0.4 < self._change(change, looked) < 2.5
+
+    def _change(self, entropy: float, looked: Window) -> float:
+        """How many times as unsure as those looked at."""
+        return (entropy + self.sure) / (looked.entropy + self.sure)
+
+    def _note_scatter(self, seen: AnswerProfile, looked: Window) -> None:
+        """Take note of how far a single answer is from the others."""
+        if looked.histogram is not None and looked.count:
+            apart = min(distance(seen.histogram, looked.histogram), 2 * self.scatter)
+            self.scatter += 0.1 * (apart - self.scatter)
 
     def look_closely(self) -> None:
         """The stream has moved: look at the next images one after another, and forget the others.
@@ -239,10 +260,6 @@ class Guard:
         """Whether a single answer shows many classes."""
         return self._several == 4
 
-    @property
-    def _moved(self) -> float:
-        return 0.15 if self._many else 0.4
-
     # --- a look -----------------------------------------------------------------------------
 
     def look(
@@ -265,8 +282,9 @@ class Guard:
         seen = {name: glance_at(logits) for name, logits in answers.items()}
         if not all(bool(answer.histogram.isfinite().all()) for answer in seen.values()):
             return Verdict("source", False, "an answer is not finite")
-        if self._many and self._differs(seen["source"], self.windows["source"], 2 * self._moved):
+        if self._many and self._is_odd(seen["source"], self.windows["source"]):
             self.look_closely()
+        self._note_scatter(seen["source"], self.windows["source"])
         for name, answer in seen.items():
             self.windows[name].add(answer)
             self.windows[f"{name} lately"].add(answer)
@@ -387,7 +405,7 @@ class Guard:
         source = self.windows["source"]
         if self.home is None or source.histogram is None:
             return False
-        if self._many and distance(source.histogram, self.home.histogram) > self._moved:
+        if self._many and distance(source.histogram, self.home.histogram) > self.scatter:
             return False
         return source.entropy <= self.weighing.at_home * float(self.home.entropy)
 
@@ -413,7 +431,7 @@ class Guard:
 
     _NUMBERS = (
         "pace", "collapses", "looks", "looks_left", "wait", "interval", "size", "gain",
-        "disagreement", "calm",
+        "disagreement", "calm", "scatter",
     )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
