@@ -256,3 +256,18 @@ def test_a_dearer_choice_must_win_by_the_margin():
     assert len(profile.layers) == 1
     assert profile.settings["bestta"]["lr"] == 0.0
     assert profile.provenance["calibration"]["chosen"]["gain"] == 0
+
+
+def test_what_is_given_stays_though_time_is_up_before_it_is_tried():
+    settings = small(minutes=1e-6, lr=0.01, statistics_decay=0.9).settings["bestta"]
+    assert (settings["lr"], settings["statistics_decay"]) == (0.01, 0.9)
+
+
+def test_a_checkpoint_of_another_condition_of_the_same_name_is_not_taken_up(tmp_path):
+    path = tmp_path / "calibration.json"
+    small(conditions=[Condition("mine", dim)], checkpoint=path, lr=0.0)
+    again = small(conditions=[Condition("mine", dim)], checkpoint=path, lr=0.0)
+    assert again.provenance["calibration"]["played"] == 0
+    other = Condition("mine", lambda pixels, draw: 1 - pixels)
+    with pytest.raises(ValueError, match="conditions' looks was"):
+        small(conditions=[other], checkpoint=path, lr=0.0)

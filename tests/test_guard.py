@@ -168,8 +168,35 @@ def test_what_keeps_collapsing_is_held_still_until_the_stream_moves():
     assert guard.mode == "still"
     assert guard.collapses == Guard.limit
     assert adapter.learned.item() == 0
+    guard.look(adapter, source=LOPSIDED, adapted=EVEN, still=None, size=0.0)
+    assert guard.mode == "still"
     guard.look_closely()
+    assert guard.mode == "learning"
     assert guard.collapses < Guard.limit
+
+
+def test_steps_get_their_size_back_after_long_good_behaviour():
+    guard, adapter = Guard(HOME), Adapted()
+    guard.look(adapter, source=LOPSIDED, adapted=COLLAPSED, still=EVEN, size=0.0)
+    assert guard.pace == Guard.slower
+    for _ in range(40):
+        guard.look(adapter, source=LOPSIDED, adapted=EVEN, still=EVEN, size=0.0)
+    assert guard.pace == 1.0
+    assert guard.collapses == 0
+
+
+def test_looks_stay_rare_though_every_picture_shows_another_scene():
+    """Three quarters of each picture are of one class, drawn anew: a fixed bound would never do."""
+    guard, adapter = Guard(HOME), Adapted()
+    generator = torch.Generator().manual_seed(0)
+    looked = 0
+    for _ in range(200):
+        main = int(torch.randint(4, (), generator=generator))
+        scene = logits_of([main, main, main, (main + 1) % 4])
+        if guard.due or guard.passed(glance_at(scene), 0.0):
+            guard.look(adapter, scene, scene, None, 0.0)
+            looked += 1
+    assert looked < 100
 
 
 def test_looks_get_rarer_where_all_is_clear_and_come_back_when_answers_move():
@@ -348,3 +375,80 @@ def test_a_baseline_that_collapses_is_rolled_back_to_the_source(segmenter, profi
 def test_a_margin_that_is_no_number_is_refused(segmenter, profile):
     with pytest.raises(ValueError, match="guard_margin"):
         bestta.adapt(segmenter, profile, guard_margin=float("nan"))
+
+
+def test_a_margin_nobody_can_reach_has_the_source_model_answer_whatever_comes(segmenter, profile):
+    """Frames that stand out are looked at; who answers them is decided all the same."""
+    adapter = bestta.adapt(segmenter, profile, layers=("layer1",), rho=0.3, guard_margin=1e6)
+    images = stream(60, seed=8)
+    for number, image in enumerate(images):
+        odd = image * 2 + 1.5 if number > 34 and number % 7 == 0 else image
+        assert torch.equal(adapter(odd), segmenter(odd))
+
+
+def test_a_stream_that_tells_nothing_is_left_to_the_source_model(segmenter, profile):
+    """A lens cap from the first frame on: every image is out of reach."""
+    adapter = bestta.adapt(segmenter, profile, layers=("layer1",))
+    for image in stream(8, seed=8, scale=1e-3, shift=0.2):
+        assert torch.equal(adapter(image), segmenter(image))
+        assert adapter.last.rolled_back
+        assert adapter.last.skipped
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.update({"guard/numbers": state["guard/numbers"][:5]}),
+        lambda state: state.pop("guard/histograms"),
+        lambda state: state["guard/numbers"][:1].fill_(7),
+        lambda state: state["guard/numbers"][:1].fill_(-1),
+        lambda state: state["guard/numbers"][3:4].fill_(float("nan")),
+        lambda state: state.update({"guard/histograms": state["guard/histograms"][:2]}),
+        lambda state: state.update({"guard/histograms": state["guard/histograms"][:, :3]}),
+        lambda state: state["guard/good/layer1/gamma_mu"].fill_(float("nan")),
+    ],
+)
+def test_a_damaged_memory_of_the_guard_is_refused_and_changes_nothing(
+    segmenter, profile, tmp_path, monkeypatch, damage
+):
+    adapter = bestta.adapt(segmenter, profile, layers=("layer1",), guard_margin=-1e6)
+    adapter.guard.home = None
+    for image in stream(6, seed=8, **FOG):
+        adapter(image)
+    state = {name: tensor.clone() for name, tensor in adapter._whole_state().items()}
+    damage(state)
+    path = tmp_path / "state.safetensors"
+    with monkeypatch.context() as patch:
+        patch.setattr(type(adapter), "_whole_state", lambda self: state)
+        adapter.save(path)
+    fresh = bestta.adapt(segmenter, profile, layers=("layer1",), guard_margin=-1e6)
+    with pytest.raises(ValueError, match="damaged"):
+        fresh.load(path)
+    assert fresh.images_seen == 0
+    assert fresh.guard.looks == 0
+
+
+def test_what_the_source_model_answers_leaves_no_trace_in_a_baseline(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, method="tent", guard=True, lr=1.0, guard_margin=1e6)
+    start = adapter.state()
+    for image in stream(12, seed=8, **FOG):
+        adapter(image)
+    assert same(adapter.state(), start)
+
+
+@pytest.mark.parametrize("method", ["tent", "cotta", "bestta"])
+def test_smaller_steps_are_smaller_for_every_method(segmenter, profile, method):
+    small = {"augmentations": 2, "scales": (1.0,)} if method == "cotta" else {}
+    layers = {"layers": ("layer1",)} if method == "bestta" else {}
+    moved = {}
+    for pace in (1.0, 0.25):
+        adapter = bestta.adapt(
+            segmenter, profile, method=method, guard=True, guard_margin=-1e6, **small, **layers
+        )
+        before = {n: p.detach().clone() for n, p in adapter.trainable.items()}
+        adapter.guard.pace = pace
+        adapter._transaction(stream(1, seed=8, **FOG)[0])  # a step, whoever answers
+        steps = [(p.detach() - before[n]).abs().sum() for n, p in adapter.trainable.items()]
+        moved[pace] = float(sum(steps))
+    assert moved[1.0] > 0
+    assert moved[0.25] == pytest.approx(0.25 * moved[1.0], rel=0.05)

@@ -36,6 +36,7 @@ WINDOWS = (*ARMS, *(f"{arm} lately" for arm in ARMS), "recent")
 PREFIX = "guard/"
 """Names of what a guard remembers begin with this."""
 GOOD = f"{PREFIX}good/"
+NOT_FINITE = "guard, no look: an answer is not finite"
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,16 @@ class Guard:
     that it would give unlearned, is rolled back."""
     wavering = 0.25
     """Points: who answers changes only if the other one is better by so much more."""
+    familiar = 0.15
+    """Classes that differ by no more than this from those of home are home's."""
     sure = 0.02
     """Nats of entropy that are next to none: below, a half or the double of it says nothing."""
     strayed = 0.05
     """What is learned has moved if its size has by this much, in source deviations."""
     enough = 32
     """So many images of one class each say something together."""
+    patience = 4
+    """So many images in a row that the method refuses are answered as those before them."""
     rarest = 16
     """In a stream that does not move, one image in so many is looked at,"""
     close = 1.0
@@ -177,7 +182,10 @@ class Guard:
         self.disagreement = 0.0
         """Share of the answers that what is learned turns over, over the last few looks."""
         self.windows = {name: Window() for name in WINDOWS}
+        self.refusals = 0
+        """Images in a row that the method has refused to learn from."""
         self.good: dict[str, Tensor] | None = None
+        self._too_large = False
 
     # --- when to look -----------------------------------------------------------------------
 
@@ -185,6 +193,15 @@ class Guard:
     def due(self) -> bool:
         """Whether the next image is to be looked at, whatever it shows."""
         return self.looks == 0 or self.looks_left > 0 or self.wait <= 0
+
+    def refuses(self) -> bool:
+        """Take note of an image that the method refused. Returns whether the plain model answers.
+
+        One such image among others is answered as they are; a stream of them tells nothing, and
+        who is told nothing leaves the model alone.
+        """
+        self.refusals += 1
+        return self.mode == "source" or self.looks == 0 or self.refusals > self.patience
 
     def passed(self, seen: AnswerProfile, size: float) -> bool:
         """Take note of an image answered without a look. Returns whether it should have had one.
@@ -197,6 +214,7 @@ class Guard:
         looked = self.windows["source" if self.mode == "source" else "adapted"]
         recent.add(seen)
         self.wait -= 1
+        self.refusals = 0
         moved = self._differs(recent, looked)
         # One picture shows many classes, and one that shows others than all before is looked at.
         odd = self._many and self._is_odd(seen, looked)
@@ -239,6 +257,8 @@ class Guard:
         self.looks_left = self._several
         self.interval = 1
         self.collapses = min(self.collapses, self.limit - 1)
+        if self.mode == "still":
+            self.mode = "learning"
         for window in self.windows.values():
             window.count = 0
 
@@ -258,7 +278,7 @@ class Guard:
     @property
     def _many(self) -> bool:
         """Whether a single answer shows many classes."""
-        return self._several == 4
+        return self._segments
 
     # --- a look -----------------------------------------------------------------------------
 
@@ -280,15 +300,18 @@ class Guard:
         answers = {"source": source, "still": adapted if still is None else still}
         answers["adapted"] = adapted
         seen = {name: glance_at(logits) for name, logits in answers.items()}
-        if not all(bool(answer.histogram.isfinite().all()) for answer in seen.values()):
-            return Verdict("source", False, "an answer is not finite")
-        if self._many and self._is_odd(seen["source"], self.windows["source"]):
-            self.look_closely()
+        finite = {name: bool(answer.histogram.isfinite().all()) for name, answer in seen.items()}
+        if not all(finite.values()):
+            return Verdict("source" if finite["source"] else "adapted", False, NOT_FINITE)
+        odd = self._many and self._is_odd(seen["source"], self.windows["source"])
         self._note_scatter(seen["source"], self.windows["source"])
+        if odd:
+            self.look_closely()
         for name, answer in seen.items():
             self.windows[name].add(answer)
             self.windows[f"{name} lately"].add(answer)
         self.looks += 1
+        self.refusals = 0
         self.looks_left = max(0, self.looks_left - 1)
         self.size = size
         turned = (answers["adapted"].argmax(1) != answers["still"].argmax(1)).float().mean()
@@ -318,10 +341,13 @@ class Guard:
         if harmless and self.disagreement <= self.contrary:
             self.calm += 1
             if self.calm >= 2 * self._several:
-                self.collapses = 0
-            state = adapter.state()
-            if sum(t.numel() * t.element_size() for t in state.values()) <= self.largest:
-                self.good = state
+                self.calm = self.collapses = 0
+                self.pace = min(1.0, self.pace / self.slower)
+            if not self._too_large:
+                self.good = adapter.state()
+                size = sum(t.numel() * t.element_size() for t in self.good.values())
+                self._too_large = size > self.largest
+                self.good = None if self._too_large else self.good
             return False
         self.calm = 0
         self.collapses += 1
@@ -331,7 +357,7 @@ class Guard:
         self._take_over(reference)
         self.size = 0.0
         if self.collapses >= self.limit:
-            self.mode = "still"
+            self.mode = "still" if adapter.has_still else "source"
         return True
 
     def _choose(self, adapter: Guarded) -> None:
@@ -344,8 +370,9 @@ class Guard:
         back = self.mode == "source"
         worth = self.gain > self.margin + (self.wavering if back else -self.wavering)
         if worth and not self.at_home:
-            if back:
-                self.mode = "still" if self.collapses >= self.limit else "learning"
+            tried = self.collapses >= self.limit
+            if back and (adapter.has_still or not tried):
+                self.mode = "still" if tried else "learning"
                 if self.mode == "learning" and self.collapses == 0:
                     self._return(adapter)
         elif not back:
@@ -405,7 +432,7 @@ class Guard:
         source = self.windows["source"]
         if self.home is None or source.histogram is None:
             return False
-        if self._many and distance(source.histogram, self.home.histogram) > self.scatter:
+        if self._many and distance(source.histogram, self.home.histogram) > self.familiar:
             return False
         return source.entropy <= self.weighing.at_home * float(self.home.entropy)
 
@@ -431,7 +458,7 @@ class Guard:
 
     _NUMBERS = (
         "pace", "collapses", "looks", "looks_left", "wait", "interval", "size", "gain",
-        "disagreement", "calm", "scatter",
+        "disagreement", "calm", "scatter", "refusals",
     )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
@@ -448,6 +475,31 @@ class Guard:
             f"{PREFIX}histograms": torch.stack([h for h in histograms if h is not None]),
             **{f"{GOOD}{name}": value for name, value in (self.good or {}).items()},
         }
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Raise a ValueError if a state from outside holds what no guard remembers."""
+        numbers = state.get(f"{PREFIX}numbers")
+        if numbers is None:
+            return
+        histograms = state.get(f"{PREFIX}histograms", torch.empty(0))
+        first = 3 + len(self._NUMBERS)
+        whole = numbers.shape == (first + 3 * len(WINDOWS),) and bool(numbers.isfinite().all())
+        rows = histograms.dim() == 2 and len(histograms) == len(WINDOWS)
+        classes = self.home.histogram.numel() if self.home is not None else None
+        if (
+            not whole
+            or not rows
+            or classes not in (None, histograms.shape[1])
+            or not bool((histograms >= 0).all())
+            or numbers[0] not in (0, 1, 2)
+            or not 0 < numbers[3] <= 1
+            or bool((numbers[first::3] < 1).any())
+            or bool((numbers[first + 1 :: 3] < 0).any())
+        ):
+            raise ValueError(
+                "this state is damaged, or of another version: what its guard remembers is not "
+                "that of a guard. Load it with guard=False to go on from what was learned."
+            )
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` returned; start anew from a state without."""

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from bestta._version import __version__
 from bestta.adapters.preparation import Preparation
 from bestta.files import load_tensors, save_tensors
-from bestta.guard import PREFIX, Guard, glance_at
+from bestta.guard import GOOD, PREFIX, Guard, glance_at
 from bestta.insertion import check_model, device_of, freeze, unfreeze
 from bestta.outputs import OutputKey, Task, select_logits
 from bestta.profile import ModelIdentity, SourceProfile, check_image
@@ -354,6 +354,11 @@ class Adapter(ABC):
             raise ValueError(f"{path} is a damaged {KIND}: its counter or generator is not one.")
         own = {k: v for k, v in state.items() if k not in (*COUNTERS, "generator")}
         self.check_state({k: v for k, v in own.items() if not k.startswith(PREFIX)})
+        if self.guard is not None:
+            self.guard.check(own)
+            good = {k.removeprefix(GOOD): v for k, v in own.items() if k.startswith(GOOD)}
+            if good:
+                self.check_state(good)
         self._restore_whole(state)
 
     @torch.inference_mode(False)
@@ -396,57 +401,68 @@ class Adapter(ABC):
         """A step under the guard's eye, answered by whoever deserves it."""
         guard = self.guard
         assert guard is not None
-        if guard.mode == "source" and not guard.due:
-            prediction = self.predict_source(image)
-            if not guard.passed(glance_at(prediction), self.learned_size()):
-                return prediction, StepReport(
-                    skipped=True, reason=guard.words(), guard=guard.words()
-                )
+        due, source = guard.due, None
+        if guard.mode == "source" and not due:
+            source = self.predict_source(image)
+            if not guard.passed(glance_at(source), self.learned_size()):
+                return source, self._left_alone(StepReport())
+            due = True
         self.holding = guard.mode != "learning"
-        due = guard.due
         still = self.predict_unlearned(image) if due and not self.holding else None
         prediction, report = self._transaction(image)
         if report.rolled_back:
             # A blank or broken image tells nothing: it is answered as the last ones were.
-            if guard.mode == "source" and not report.skipped:
-                prediction, report = self.predict_source(image), replace(report, skipped=True)
+            if guard.refuses() and not report.skipped:
+                source = self.predict_source(image) if source is None else source
+                return source, replace(report, skipped=True, guard=guard.words())
             return prediction, report
         if not due:
             if not guard.passed(glance_at(prediction), self.learned_size()):
                 return prediction, replace(report, guard=guard.words())
             # Nobody knew before the step that it would be asked for.
             still = None if self.holding else self.predict_unlearned(image)
-        return self._looked_at(image, prediction, report, still)
+        source = self.predict_source(image) if source is None else source
+        return self._looked_at(source, prediction, report, still)
 
     def _looked_at(
-        self, image: Tensor, adapted: Tensor, report: StepReport, still: Tensor | None
+        self, source: Tensor, adapted: Tensor, report: StepReport, still: Tensor | None
     ) -> tuple[Tensor, StepReport]:
         """Who answers an image that the guard compares the answers to."""
         assert self.guard is not None
-        source = self.predict_source(image)
         verdict = self.guard.look(self, source, adapted, still, self.learned_size())
         report = replace(report, guard=verdict.words)
         if verdict.rolled_back:
             report = replace(report, adapted=False, rolled_back=True, reason=verdict.words)
         if verdict.answered_by == "source":
-            return source, replace(report, adapted=False, skipped=True, reason=verdict.words)
-        if verdict.answered_by == "still":
-            return (source if still is None else still), report
-        return adapted, report
+            if not self.has_still:
+                self.unlearn()  # it learned from this image, and there is no form that does not
+            return source, self._left_alone(report)
+        if verdict.answered_by == "still" and still is not None:
+            return still, report
+        return (adapted if self.has_still or not verdict.rolled_back else source), report
 
-    @torch.no_grad()
-    def _slow_down(self, before: Mapping[str, Tensor]) -> None:
-        """Take back part of the last step, if the guard wants smaller ones."""
+    def _left_alone(self, report: StepReport) -> StepReport:
+        """The report of an image that the plain model has answered."""
+        assert self.guard is not None
+        words = self.guard.words()
+        return replace(report, adapted=False, skipped=True, reason=words, guard=words)
+
+    @contextmanager
+    def _slowed_down(self) -> Iterator[None]:
+        """Of what is trained while the context lasts, only the part that the guard lets happen."""
         pace = 1.0 if self.guard is None else self.guard.pace
-        for name, parameter in self.trainable.items() if pace < 1 else ():
-            if name in before:
-                parameter.lerp_(before[name].to(parameter), 1 - pace)
+        before = [(p, p.detach().clone()) for p in self.trainable.values()] if pace < 1 else []
+        yield
+        with torch.no_grad():
+            for parameter, value in before:
+                parameter.lerp_(value, 1 - pace)
 
     def _transaction(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """A step of which nothing remains if it raises or is not finite."""
         before = self._whole_state()
         try:
-            prediction, report = self.step(image)
+            with self._slowed_down():
+                prediction, report = self.step(image)
             finite = is_finite(prediction)
             if not finite:
                 report = StepReport.undone("the adapted prediction is not finite", report.losses)
@@ -457,8 +473,6 @@ class Adapter(ABC):
             raise
         if report.rolled_back:
             self._restore_whole(before)
-        elif report.adapted:
-            self._slow_down(before)
         if not finite:
             prediction, report = self.predict_source(image), replace(report, skipped=True)
         return prediction, report

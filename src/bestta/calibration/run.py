@@ -161,6 +161,9 @@ def calibrate(
         "lengths": vars(lengths),
         "settings": plain(settings),
         "seed": seed,
+        "output": output,
+        # A condition of one's own is known by what it does.
+        "conditions' looks": digest(Picture(streams.picture(name)) for name in streams.names),
     }
     evaluations = Evaluations(checkpoint, about)
     config = configured(Bestta, model, profile, None, settings)
@@ -204,6 +207,7 @@ def calibrate(
         "minutes": minutes,
         "model": str(profile.model),
     }
+    told["chosen"]["settings"].update(plain(settings))  # where time was up before they were tried
     if told["helps"] and "guard_margin" not in settings:
         # The guard need not ask for proof of what is proven.
         told["chosen"]["settings"]["guard_margin"] = PROVEN

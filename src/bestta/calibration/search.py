@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from torch import nn
 
@@ -246,8 +246,15 @@ class Search:
         if self.best is None:
             # Not even all layers were tried: the best of those that were, on as many frames.
             same = [e for e in self.log if e.frames == self.lengths.short]
+            if not same:
+                self.nothing()
             self.best = max(same, key=lambda e: e.gain.value)
         return self._widest(self.best)
+
+    def nothing(self) -> NoReturn:
+        """Raise what is to be said if no layer can be adapted at."""
+        reasons = "; ".join(f"{name}: {why}" for name, why in self.failed.items())
+        raise ValueError(f"none of the candidate layers can be adapted at. {reasons}")
 
     def _widest(self, best: Evaluation) -> Evaluation:
         """The same settings in all conditions, if that was played: of what remembers it was not."""
@@ -270,8 +277,7 @@ class Search:
         begun += self.heats("one layer", [self.setting([name]) for name in beside])
         ranked = self.finals("one layer", begun, 2 * FINALISTS)
         if not ranked:
-            reasons = "; ".join(f"{name}: {why}" for name, why in self.failed.items())
-            raise ValueError(f"none of the candidate layers can be adapted at. {reasons}")
+            self.nothing()
         self.say("layer", ranked[0])
         return ranked[0]
 
@@ -336,7 +342,12 @@ class Search:
             return self.evaluate("fixed", self.changed(best, lr=self.fixed["lr"]), stream=LONG)
         tried: list[Evaluation] = []
         for rate in LEARNING_RATES[self.profile.task]:
-            tried.append(self.evaluate("lr", self.changed(best, lr=rate), stream=LONG))
+            try:
+                tried.append(self.evaluate("lr", self.changed(best, lr=rate), stream=LONG))
+            except RuntimeError as error:
+                # What has no backward pass adapts all the same, with γ held still.
+                self.failed["learning"] = str(error).partition("\n")[0]
+                return best
             if len(tried) > 1 and tried[-2].gain.beats(tried[-1].gain):
                 break  # too fast already
         fastest = max(tried, key=lambda e: e.gain.value)
