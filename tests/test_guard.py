@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 import bestta
-from bestta import SourceProfile
+from bestta import SourceProfile, models
+from bestta.adapters.base import StepReport
+from bestta.benchmark.tally import Tally
 from bestta.guard import Guard, Window, distance, glance_at, variety
 from bestta.losses import entropy
 from bestta.profile import AnswerProfile
+from bestta.reports.page import _events
 from nets import Classifier, Segmenter, randomise, same, stream
 
 pytestmark = pytest.mark.guarded
@@ -452,3 +455,16 @@ def test_smaller_steps_are_smaller_for_every_method(segmenter, profile, method):
         moved[pace] = float(sum(steps))
     assert moved[1.0] > 0
     assert moved[0.25] == pytest.approx(0.25 * moved[1.0], rel=0.05)
+
+
+def test_records_hold_for_how_long_a_decision_was_in_force_and_where_it_came_to_be():
+    tally = Tally(models.card("streets"))
+    for seen, words in enumerate(
+        ["", "guard, source model: one reason", "guard, source model: another", ""], 1
+    ):
+        tally.note(StepReport(images_seen=seen, guard=words))
+    assert tally.events["guard"] == {
+        "frames": {"source model": 2},
+        "changes": [[2, "source model: one reason"], [4, "the method answers"]],
+    }
+    assert "guard: source model 2" in _events(tally.events)

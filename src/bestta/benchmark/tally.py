@@ -143,8 +143,11 @@ class Tally:
             guard["frames"][decision] = guard["frames"].get(decision, 0) + 1
         before = guard["changes"][-1][1].partition(":")[0] if guard["changes"] else ""
         words = report.guard.removeprefix("guard, ") or "the method answers"
-        if words.partition(":")[0] != before and len(guard["changes"]) < CHANGES:
-            guard["changes"].append([report.images_seen, words])
+        if words.partition(":")[0] != before or report.rolled_back:
+            if len(guard["changes"]) < CHANGES:
+                guard["changes"].append([report.images_seen, words])
+            else:
+                guard["more_changes"] = guard.get("more_changes", 0) + 1
 
     # --- pictures -------------------------------------------------------------------------
 

@@ -408,6 +408,8 @@ def _events(events: Mapping[str, Any]) -> str:
             share = events.get("adapted_share", 1.0) if key == "adapted" else 1.0
             part = f" ({100 * share:.0f} %)" if share < 1 else ""
             words.append(f"{events[key]} {key.replace('_', ' ')}{part}")
+    decided = (events.get("guard") or {}).get("frames", {})
+    words += [f"guard: {decision} {frames}" for decision, frames in decided.items()]
     return ", ".join(words) or "–"
 
 
