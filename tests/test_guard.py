@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -468,3 +469,10 @@ def test_records_hold_for_how_long_a_decision_was_in_force_and_where_it_came_to_
         "changes": [[2, "source model: one reason"], [4, "the method answers"]],
     }
     assert "guard: source model 2" in _events(tally.events)
+
+
+def test_a_profile_that_knows_other_classes_is_an_error_that_says_so(segmenter, profile):
+    wrong = replace(profile, answers=answer(0.5, 0.3, 0.2))
+    adapter = bestta.adapt(segmenter, wrong)
+    with pytest.raises(ValueError, match="answers of 3 classes, and the model gives 5"):
+        adapter(stream(1, seed=8)[0])

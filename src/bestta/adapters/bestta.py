@@ -498,6 +498,8 @@ class Bestta(Adapter):
             self.unlearn()
             with torch.no_grad():
                 return self.forward(image, learning=False)[0]
+        except RuntimeError:
+            return None  # the step, which comes next, says what is wrong, or falls back
         finally:
             self.restore(before)
 
