@@ -266,8 +266,8 @@ class Guard:
         """What depends on the task and on the size of batches, known from the first answer."""
         if self.home is not None and self.home.histogram.numel() != logits.shape[1]:
             raise ValueError(
-                f"the profile knows answers of {self.home.histogram.numel()} classes, and the model "
-                f"gives {logits.shape[1]}: collect it anew, or adapt with guard=False."
+                f"the profile knows answers of {self.home.histogram.numel()} classes, and the "
+                f"model gives {logits.shape[1]}: collect it anew, or adapt with guard=False."
             )
         images = 4 if logits.dim() == 4 else -(-self.enough // len(logits))
         self._several = max(4, images)
