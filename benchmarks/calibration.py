@@ -19,7 +19,6 @@ import argparse
 import importlib
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ import bestta
 from bestta import models
 from bestta.calibration.candidates import candidates
 from bestta.data.cityscapes import Cityscapes
-from bestta.data.corruptions import Corruption
+from bestta.data.corruptions import CORRUPTIONS, Corruption
 from bestta.data.samples import ImageSet, Pixels
 from bestta.data.streets import Streets
 from bestta.data.weather import CONDITIONS, Weather
@@ -52,11 +51,6 @@ SOURCE_IMAGES = {"segmentation": 300, "classification": 600}
 TEST_IMAGES = {"segmentation": 30, "classification": 200}
 GRADUAL = ("brightness", "fog", "frost", "snow")
 """The corruptions of the paper's gradual protocol."""
-CIFAR = (
-    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur",
-    "zoom_blur", "snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate",
-    "jpeg_compression",
-)  # fmt: skip
 SEVERITY = {"segmentation": 3, "classification": 5}
 
 Frame = tuple[Tensor, Tensor]
@@ -101,7 +95,7 @@ class Subject:
     def streams(self) -> dict[str, Callable[[Pixels, Any], Pixels]]:
         severity = SEVERITY[self.task]
         if self.task == "classification":
-            return {name: Corruption(name, severity, "cifar") for name in CIFAR}
+            return {name: Corruption(name, severity, "cifar") for name in CORRUPTIONS}
         weathers = {name: Weather(name, severity) for name in CONDITIONS}
         return {
             **{f"weather: {name}": weather for name, weather in weathers.items()},
@@ -130,7 +124,6 @@ def measured(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     """Everything about one model; what is on file already is not done again."""
     place = args.work / subject.name
     place.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
     profile = calibrated(subject, place)
     report = dict(profile.provenance["calibration"])
     names = [c.name for c in candidates(subject.model, next(subject.source()))]
@@ -160,7 +153,7 @@ def measured(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
                     row[option] = subject.score(frames, adapter)
             rows[stream] = row
             write_whole(file, json.dumps(rows, indent=1).encode())
-    return summary(subject, rows, names, profile, report, time.monotonic() - began)
+    return summary(subject, rows, names, profile, report)
 
 
 def calibrated(subject: Subject, place: Path) -> bestta.SourceProfile:
@@ -192,7 +185,6 @@ def summary(
     names: Sequence[str],
     profile: bestta.SourceProfile,
     report: dict[str, Any],
-    seconds: float,
 ) -> dict[str, Any]:
     mean = {
         key: float(np.mean([row[key] for row in rows.values()])) for key in rows[next(iter(rows))]

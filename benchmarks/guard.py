@@ -40,7 +40,7 @@ from bestta import models
 from bestta.adapters import Adapter
 from bestta.calibration.candidates import candidates
 from bestta.data.cityscapes import Cityscapes
-from bestta.data.corruptions import Corruption
+from bestta.data.corruptions import CORRUPTIONS, EXTRA, Corruption
 from bestta.data.samples import ImageSet, Pixels, Sample
 from bestta.data.seeds import generator
 from bestta.data.streets import Streets
@@ -56,12 +56,6 @@ MODELS = ("streets", "cityscapes", "cifar10")
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 GAMMAS = ("relative", "absolute")
 SEVERITIES = (1, 3, 5)
-EXTRA = ("speckle_noise", "gaussian_blur", "saturate", "spatter")
-REPORTED = (
-    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur",
-    "zoom_blur", "snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate",
-    "jpeg_compression",
-)  # fmt: skip
 WEATHERS = ("fog", "night", "rain", "snow")
 SIZE = (256, 128)
 MOST_LAYERS = 10
@@ -191,7 +185,7 @@ class Timing:
 
 def conditions(model: str, tune: bool) -> list[tuple[str, int]]:
     """What the streams of a model may look like."""
-    names: tuple[str, ...] = EXTRA if tune else REPORTED
+    names: tuple[str, ...] = EXTRA if tune else CORRUPTIONS
     if model != "cifar10":  # images of 32 pixels have no horizon for a weather to act on
         names += tuple(f"weather-{name}" for name in WEATHERS)
     return [*((name, severity) for name in names for severity in SEVERITIES), ("clear", 0)]

@@ -33,7 +33,7 @@ def summed(chosen: float, best: float = 60.0, source: float = 50.0):
     for row in rows.values():
         row["calibrated"] = row["calibrated, guarded"] = row["calibrated layers"]
     report = {"seconds": 90.0, "sure": None}
-    return calibration.summary(Stub, rows, ["one", "two"], Profile, report, 1.0)
+    return calibration.summary(Stub, rows, ["one", "two"], Profile, report)
 
 
 @pytest.mark.parametrize(
