@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bestta.reports.page import _asset, _digest, _write
+from bestta.reports.page import _asset, _digest, _write, head
 from bestta.reports.svg import Canvas, escape, fit, text_width, tick_text
 
 Pictures = Mapping[str, np.ndarray[Any, np.dtype[np.uint8]]]
@@ -71,14 +71,8 @@ def render(told: Mapping[str, Any], pictures: Pictures) -> str:
     ]
     title = "Calibration"
     return (
-        "<!doctype html>\n"
-        '<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        '<link rel="icon" href="data:,">'
-        f"<title>{title}</title><style>{style}</style></head>\n"
-        f"<body><header><h1>{title}</h1><p class=overview>{escape(told['model'])}</p></header>\n"
+        head(title, style, policy)
+        + f"<body><header><h1>{title}</h1><p class=overview>{escape(told['model'])}</p></header>\n"
         f"<main>{_summary(told)}{''.join(parts)}</main>\n"
         f"<footer><p>{escape(told['when'])}, seed {told['seed']}.</p></footer></body></html>\n"
     )

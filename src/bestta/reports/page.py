@@ -124,14 +124,8 @@ def render(found: Sequence[Group], *, title: str | None = None) -> str:
         f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
     )
     return (
-        "<!doctype html>\n"
-        '<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        '<link rel="icon" href="data:,">'
-        f"<title>{escape(heading)}</title><style>{style}</style></head>\n"
-        f"<body><header><h1>{escape(heading)}</h1>{_overview(found)}{_contents(found, across)}"
+        head(heading, style, policy)
+        + f"<body><header><h1>{escape(heading)}</h1>{_overview(found)}{_contents(found, across)}"
         f"</header>\n<main>{''.join(sections)}</main>\n"
         f"<footer>{_versions(found)}</footer>"
         f"<script>{script}</script></body></html>\n"
@@ -398,6 +392,19 @@ def _cell(cell: Cell, column: Column, *, begins: bool) -> str:
 
 
 # --- where the numbers come from ------------------------------------------------------------
+
+
+def head(title: str, style: str, policy: str) -> str:
+    """All of a page before its body: what it may load is told by ``policy``, and is nothing."""
+    return (
+        "<!doctype html>\n"
+        '<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{style}</style></head>\n"
+    )
 
 
 def _events(events: Mapping[str, Any]) -> str:
