@@ -492,8 +492,8 @@ def run(
             passed += 1
             logits = adapter(image)
             done.skipped += adapter.last.skipped
-            # Without words of the guard it is a refused image, which is nothing of the guard's.
-            done.rolled_back += adapter.last.rolled_back and bool(adapter.last.guard)
+            # A refused image is rolled back, too, which is nothing of the guard's.
+            done.rolled_back += adapter.last.guard.startswith("guard, rolled back")
             return logits
 
         counts = tallied(about, frames, answer)

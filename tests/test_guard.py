@@ -390,13 +390,43 @@ def test_a_margin_nobody_can_reach_has_the_source_model_answer_whatever_comes(se
         assert torch.equal(adapter(odd), segmenter(odd))
 
 
-def test_a_stream_that_tells_nothing_is_left_to_the_source_model(segmenter, profile):
-    """A lens cap from the first frame on: every image is out of reach."""
-    adapter = bestta.adapt(segmenter, profile, layers=("layer1",))
-    for image in stream(8, seed=8, scale=1e-3, shift=0.2):
-        assert torch.equal(adapter(image), segmenter(image))
-        assert adapter.last.rolled_back
-        assert adapter.last.skipped
+FAINT = {"scale": 1e-3, "shift": 0.2}
+"""Images that are out of BESTTA's reach, each of them."""
+
+
+@pytest.mark.parametrize("margin", [1e6, -1e6])
+def test_a_stream_that_nothing_is_learned_from_is_answered_by_whoever_is_better(
+    segmenter, profile, margin
+):
+    """Thick fog from the first frame on: what BeIN makes of it may be worth a lot."""
+    settings = {"layers": ("layer1",), "rho": 0.3}
+    adapter = bestta.adapt(segmenter, profile, **settings, guard_margin=margin)
+    unguarded = bestta.adapt(segmenter, profile, **settings, guard=False)
+    for image in stream(12, seed=8, **FAINT):
+        better = segmenter(image) if margin > 0 else unguarded(image)
+        torch.testing.assert_close(adapter(image), better, rtol=0, atol=0)
+        assert not adapter.last.adapted
+    assert adapter.guard.looks > 4
+
+
+@pytest.mark.parametrize("weather", [FOG, {}])
+def test_a_blank_frame_among_others_is_answered_as_they_are_and_no_more_is_made_of_it(
+    segmenter, profile, weather
+):
+    adapter = bestta.adapt(segmenter, profile, layers=("layer1",), rho=0.3, guard_margin=-1e6)
+    for image in stream(10, seed=8, **weather):
+        adapter(image)
+    by_source = adapter.last.skipped
+    assert by_source is not bool(weather)
+    looks, memory = adapter.guard.looks, adapter.guard.windows["source"].histogram
+    with adapter.trial():
+        for blank in stream(4, seed=9, **FAINT):
+            adapter(blank)
+            assert adapter.last.skipped is by_source
+        assert adapter.guard.looks == looks
+        assert torch.equal(adapter.guard.windows["source"].histogram, memory)
+        adapter(next(iter(stream(1, seed=10, **FAINT))))  # the fifth in a row
+        assert adapter.guard.looks == looks + 1
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,8 @@ class Guard:
     enough = 32
     """So many images of one class each say something together."""
     patience = 4
-    """So many images in a row that the method refuses are answered as those before them."""
+    """So many images in a row that the method refuses are answered as those before them; more are
+    a stream like any other."""
     rarest = 16
     """In a stream that does not move, one image in so many is looked at,"""
     close = 1.0
@@ -194,14 +195,15 @@ class Guard:
         """Whether the next image is to be looked at, whatever it shows."""
         return self.looks == 0 or self.looks_left > 0 or self.wait <= 0
 
-    def refuses(self) -> bool:
-        """Take note of an image that the method refused. Returns whether the plain model answers.
+    def shrugs(self, refused: bool) -> bool:
+        """Take note of an image that the method has learned from, or refused to.
 
-        One such image among others is answered as they are; a stream of them tells nothing, and
-        who is told nothing leaves the model alone.
+        Returns whether to leave it at that: a refused image among others says nothing of the
+        stream. Many in a row are the stream: thick fog may be nothing to learn from, and all the
+        same be something to see through.
         """
-        self.refusals += 1
-        return self.mode == "source" or self.looks == 0 or self.refusals > self.patience
+        self.refusals = self.refusals + 1 if refused else 0
+        return self.looks > 0 and 0 < self.refusals <= self.patience
 
     def passed(self, seen: AnswerProfile, size: float) -> bool:
         """Take note of an image answered without a look. Returns whether it should have had one.
@@ -214,7 +216,6 @@ class Guard:
         looked = self.windows["source" if self.mode == "source" else "adapted"]
         recent.add(seen)
         self.wait -= 1
-        self.refusals = 0
         moved = self._differs(recent, looked)
         # One picture shows many classes, and one that shows others than all before is looked at.
         odd = self._many and self._is_odd(seen, looked)
@@ -316,7 +317,6 @@ class Guard:
             self.windows[name].add(answer)
             self.windows[f"{name} lately"].add(answer)
         self.looks += 1
-        self.refusals = 0
         self.looks_left = max(0, self.looks_left - 1)
         self.size = size
         turned = (answers["adapted"].argmax(1) != answers["still"].argmax(1)).float().mean()

@@ -410,12 +410,11 @@ class Adapter(ABC):
         self.holding = guard.mode != "learning"
         still = self.predict_unlearned(image) if due and not self.holding else None
         prediction, report = self._transaction(image)
-        if report.rolled_back:
-            # A blank or broken image tells nothing: it is answered as the last ones were.
-            if guard.refuses() and not report.skipped:
-                source = self.predict_source(image) if source is None else source
-                return source, replace(report, skipped=True, guard=guard.words())
-            return prediction, report
+        if guard.shrugs(refused=report.rolled_back) or report.skipped:
+            if guard.mode != "source" or report.skipped:
+                return prediction, report
+            source = self.predict_source(image) if source is None else source
+            return source, replace(report, skipped=True, guard=guard.words())
         if not due:
             if not guard.passed(glance_at(prediction), self.learned_size()):
                 return prediction, replace(report, guard=guard.words())
