@@ -419,7 +419,7 @@ class Guard:
             classes += weighing.far * nearer
         if not self._many:
             # A stream may well be of one class for a while: to see others is no merit then.
-            classes *= min(1.0, 2 * (1 - float(other.histogram.max())))
+            classes *= min(1.0, 4 * (1 - float(other.histogram.max())))
         return classes + weighing.unsure * (surer if credulous else min(0.0, surer))
 
     @property
