@@ -25,6 +25,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from bestta.outputs import by_class
 from bestta.profile import AnswerProfile
 
 log = logging.getLogger("bestta.guard")
@@ -265,10 +266,11 @@ class Guard:
 
     def _suit(self, logits: Tensor) -> None:
         """What depends on the task and on the size of batches, known from the first answer."""
-        if self.home is not None and self.home.histogram.numel() != logits.shape[1]:
+        classes = by_class(logits).shape[1]
+        if self.home is not None and self.home.histogram.numel() != classes:
             raise ValueError(
                 f"the profile knows answers of {self.home.histogram.numel()} classes, and the "
-                f"model gives {logits.shape[1]}: collect it anew, or adapt with guard=False."
+                f"model gives {classes}: collect it anew, or adapt with guard=False."
             )
         images = 4 if logits.dim() == 4 else -(-self.enough // len(logits))
         self._several = max(4, images)
@@ -319,7 +321,8 @@ class Guard:
         self.looks += 1
         self.looks_left = max(0, self.looks_left - 1)
         self.size = size
-        turned = (answers["adapted"].argmax(1) != answers["still"].argmax(1)).float().mean()
+        now, unlearned = (by_class(answers[name]).argmax(1) for name in ("adapted", "still"))
+        turned = (now != unlearned).float().mean()
         self.disagreement += (float(turned) - self.disagreement) / min(self.looks, 4)
         before = self.mode
         rolled_back = self.mode == "learning" and self._undo_harm(adapter)
@@ -334,7 +337,8 @@ class Guard:
         else:
             by = "still" if rolled_back else "adapted"
         if rolled_back or before != self.mode:
-            log.info("%s, look %d: %s", adapter.name, self.looks, self.words(rolled_back))
+            words = self.words(rolled_back) or "guard, adapting again"
+            log.info("%s, look %d: %s", adapter.name, self.looks, words)
         return Verdict(by, rolled_back, self.words(rolled_back))
 
     def _undo_harm(self, adapter: Guarded) -> bool:

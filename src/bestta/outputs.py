@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import torch.nn.functional as F
 from torch import Tensor
 
 Task = Literal["classification", "segmentation"]
@@ -40,6 +41,19 @@ def select_logits(output: Any, key: OutputKey = None) -> Tensor:
 def task_of(logits: Tensor) -> Task:
     """Classification for (B, K), segmentation for (B, K, H, W)."""
     return "classification" if logits.dim() == 2 else "segmentation"
+
+
+def by_class(logits: Tensor) -> Tensor:
+    """``logits`` with an entry for every class: a single channel says yes or no.
+
+    Example:
+        >>> import torch
+        >>> by_class(torch.tensor([[2.0]]))
+        tensor([[0., 2.]])
+    """
+    return (
+        F.pad(logits, (0,) * (2 * (logits.dim() - 2)) + (1, 0)) if logits.shape[1] == 1 else logits
+    )
 
 
 def _entry(output: Any, key: OutputKey) -> Any:

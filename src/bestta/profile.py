@@ -31,7 +31,7 @@ from bestta.insertion import (
     inserted,
 )
 from bestta.moments import instance_moments
-from bestta.outputs import OutputKey, Task, select_logits, task_of
+from bestta.outputs import OutputKey, Task, by_class, select_logits, task_of
 from bestta.progress import Progress
 
 KIND = "source profile"
@@ -146,6 +146,7 @@ class AnswerProfile:
     @classmethod
     def of(cls, logits: Tensor) -> AnswerProfile:
         """Of one batch of logits, (B, K) or (B, K, H, W)."""
+        logits = by_class(logits)
         log_p = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
         p = log_p.exp()
         rest = (0, *range(2, p.dim()))

@@ -15,7 +15,7 @@ from bestta.adapters.preparation import label_of
 from bestta.calibration.conditions import Condition, drawing
 from bestta.calibration.scoring import Numbers, count
 from bestta.insertion import device_of
-from bestta.outputs import OutputKey, Task, select_logits
+from bestta.outputs import OutputKey, Task, by_class, select_logits
 from bestta.profile import batches, check_image, first
 
 MOST_BYTES = 2**29
@@ -209,6 +209,12 @@ class Streams:
         pixels = self.pixels.shown(picture.image)
         words = ("spell", n // spell) if spell else (index, turn)
         changed = self.conditions[name](pixels, self.seed, *words)
+        if changed.shape != pixels.shape or not bool(changed.isfinite().all()):
+            raise ValueError(
+                f"the condition {name!r} made {tuple(changed.shape)} of pixels "
+                f"{tuple(pixels.shape)}, {int((~changed.isfinite()).sum())} of them not finite: an "
+                "effect returns as many pixels as it is given, 0 to 1."
+            )
         if picture.label is not None and self.labels:
             target = picture.label
         else:
@@ -232,13 +238,13 @@ class Streams:
             if logits.shape[2:] != size:
                 # Some models predict at a quarter of the image's size.
                 logits = F.interpolate(logits.float(), size, mode="bilinear")
-        classes = logits.argmax(1)[0]
+        classes = by_class(logits).argmax(1)[0]
         return classes.to(torch.uint8) if logits.shape[1] < 255 else classes
 
     def counted(self, name: str, n: int, logits: Tensor, spell: int = 0) -> Numbers:
         """What ``logits`` (1, K, …) are worth on the ``n``-th frame of a condition."""
         target = self.frame(name, n, spell).target
-        return count(self.task, self.predicted(logits, target), target, logits.shape[1])
+        return count(self.task, self.predicted(logits, target), target, max(2, logits.shape[1]))
 
     def source(self, name: str, frames: int, spell: int = 0) -> list[Numbers]:
         """What the source model is worth on the first ``frames`` of a condition."""
