@@ -241,6 +241,19 @@ def test_being_surer_is_no_merit_of_what_learns_to_be_sure():
     assert guard.gain == pytest.approx(0.0, abs=1e-9)
 
 
+def test_a_classifier_that_is_surer_and_sees_no_better_classes_is_not_believed():
+    """In noise it is surer, and wrong: only with more of home's classes it counts for something."""
+    few, surely_few = torch.eye(4)[[0, 0, 1, 1]] * 2, torch.eye(4)[[0, 0, 1, 1]] * 8
+    many = torch.eye(4) * 8
+    home = AnswerProfile(torch.full((4,), 0.25).double(), torch.tensor(0.01).double())
+    gains = []
+    for answers in (surely_few, many):
+        guard = Guard(home)
+        guard.look(Adapted(), source=few, adapted=answers, still=answers, size=0.0)
+        gains.append(guard.gain)
+    assert gains[0] < 0.5 < gains[1]
+
+
 # --- on an adapter -------------------------------------------------------------------------
 
 
