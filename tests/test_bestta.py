@@ -674,12 +674,14 @@ def test_a_frame_that_raises_leaves_the_stream_as_it_was(fragile, error):
     "glitch",
     [
         torch.zeros_like,
+        lambda x: torch.full_like(x, -2.1),
+        lambda x: torch.tensor([2.2, 2.4, 2.6]).view(1, 3, 1, 1).expand_as(x),
         lambda x: x * 1e4,
         lambda x: x * 1e25,
         lambda x: x * 1e37,
         lambda x: x + 1e5,
     ],
-    ids=["blank", "x 1e4", "x 1e25", "x 1e37", "+ 1e5"],
+    ids=["grey", "black", "white", "x 1e4", "x 1e25", "x 1e37", "+ 1e5"],
 )
 def test_a_frame_out_of_reach_is_answered_and_forgotten(segmenter, profile, glitch, settings):
     """Finite pixels, but no picture: blank, over-exposed, or scaled by a broken camera."""

@@ -160,6 +160,17 @@ class BesttaConfig(AdapterConfig):
         return {name: weight for name, weight in every.items() if weight > 0}
 
 
+def is_blank(image: Tensor) -> bool:
+    """Whether some image of (B, C, H, W) shows nothing: a lens cap, a dead sensor, a white-out.
+
+    Features do not tell: where a convolution pads, they have edges.
+    """
+    for seen in (image[:, :, ::16, ::16], image):  # nearly always, the first is enough
+        if bool((seen.amax((2, 3)) > seen.amin((2, 3))).any(1).all()):
+            return False
+    return True
+
+
 @register_adapter("bestta")
 class Bestta(Adapter):
     """BeIN behind the chosen layers, and one step of SGD on its γ per image."""
@@ -290,6 +301,8 @@ class Bestta(Adapter):
         learning = self.config.lr > 0 and bool(self.config.weights) and not self.holding
         logits, passes = self.forward(image, learning)
         far = self.out_of_reach(passes)
+        if self.config.reach is not None and is_blank(image):
+            far = "out of reach: every pixel of the image is the same"
         if far:
             return logits, StepReport.undone(far)
         first = next(iter(passes))
