@@ -63,6 +63,11 @@ def told(profile):
     return {k: v for k, v in about.items() if k not in ("seconds", "when", "played", "resumed")}
 
 
+def labelled(number: int):
+    """Images whose every pixel is of one class."""
+    return [(torch.rand(8, 3, 16, 16), torch.full((8, 16, 16), number))]
+
+
 def small(**more):
     model = randomise(Segmenter(), seed=1)
     images = torch.rand(10, 3, 16, 16, generator=torch.Generator().manual_seed(5))
@@ -237,6 +242,21 @@ def test_the_model_is_left_as_it_was():
         (torch.rand(8, 3, 16, 16), {"pixels": (1.0, 0.0)}, "is not below white"),
         (torch.rand(8, 3, 16, 16), {"expected": []}, "no images of the expected condition"),
         (np.zeros((8, 3, 16, 16)), {}, "images are tensors"),
+        (torch.rand(8, 3, 16, 16), {"pixels": (0.0, 0.5)}, r"go from \[.* to \[1.0, 1.0"),
+        (torch.rand(8, 3, 16, 16), {"expected": {"haze": torch.rand(2, 3, 16, 16)}}, "'my haze'"),
+        (labelled(5), {}, r"name class 5; the model has 5, 0 to 4, and 255 is left out"),
+        (labelled(255), {}, "every label of the images is 255"),
+        ([(torch.rand(8, 3, 16, 16), torch.zeros(8).long())], {}, "are one number, .* maps"),
+        (
+            torch.rand(8, 3, 16, 16),
+            {"conditions": [Condition("cut", lambda pixels, draw: pixels[:, ::2])]},
+            r"condition 'cut' made \(3, 8, 16\) of pixels \(3, 16, 16\)",
+        ),
+        (
+            torch.rand(8, 3, 16, 16),
+            {"conditions": [Condition("lost", lambda pixels, draw: pixels / 0 * 0)]},
+            "768 of them not finite",
+        ),
     ],
 )
 def test_what_cannot_be_calibrated_with_is_a_value_error(images, more, error):
@@ -271,3 +291,66 @@ def test_a_checkpoint_of_another_condition_of_the_same_name_is_not_taken_up(tmp_
     other = Condition("mine", lambda pixels, draw: 1 - pixels)
     with pytest.raises(ValueError, match="conditions' looks was"):
         small(conditions=[other], checkpoint=path, lr=0.0)
+
+
+def test_a_report_that_is_a_folder_is_an_error_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(bestta.SourceProfile, "collect", lambda *_, **__: pytest.fail("worked"))
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        small(report=tmp_path)
+
+
+def test_labels_of_some_images_only_are_left_aside_and_that_is_said():
+    images = torch.rand(10, 3, 16, 16, generator=torch.Generator().manual_seed(5))
+    some = [(image[None], torch.zeros(1, 16, 16).long()) for image in images[:4]]
+    model = randomise(Segmenter(), seed=1)
+    with pytest.warns(UserWarning, match="4 of 10 images have labels"):
+        profile = bestta.calibrate(model, [*some, *images[4:, None]], conditions=CONDITIONS)
+    assert told(profile)["labels"] is False
+
+
+def test_whole_numbers_are_labels_of_single_images():
+    images = torch.rand(10, 3, 16, 16, generator=torch.Generator().manual_seed(5))
+    model = randomise(TokenClassifier(), seed=1)
+    profile = bestta.calibrate(
+        model, [(image[None], 3) for image in images], conditions=["clear", "haze"], lr=0.0
+    )
+    assert told(profile)["labels"] is True
+
+
+def test_images_that_use_next_to_nothing_of_the_range_are_warned_of():
+    with pytest.warns(UserWarning, match="a small part of pixels"):
+        small(pixels=(0.0, 255.0), lr=0.0)
+
+
+class YesOrNo(nn.Module):
+    """One channel: bright, or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 3, 1)
+        self.head = nn.Conv2d(3, 1, 1)
+        with torch.no_grad():
+            self.stem.weight.copy_(torch.eye(3).view(3, 3, 1, 1))
+            self.stem.bias.zero_()
+            self.head.weight.fill_(4.0)
+            self.head.bias.fill_(-6.0)
+
+    def forward(self, image):
+        return self.head(self.stem(image))
+
+
+@pytest.mark.guarded
+def test_a_model_of_one_channel_says_yes_or_no_and_is_helped_like_any_other():
+    """In the dark it says no to everything, until what is dark is made bright again."""
+    model, images = YesOrNo().eval(), shuffled(12)
+    profile = bestta.calibrate(
+        model, images, conditions=["clear", Condition("dim", dim)], pixels=(0.0, 1.0), lr=0.0
+    )
+    assert told(profile)["source"]["dim"] < 60
+    assert told(profile)["helps"]
+    adapter = bestta.adapt(model, profile)
+    for image in images[:, None]:
+        right = model(image) > 0
+        agreed = ((adapter(dim(image, None)) > 0) == right).float().mean()
+        assert agreed > 0.95
+        assert ((model(dim(image, None)) > 0) == right).float().mean() < 0.7

@@ -19,12 +19,12 @@ from nets import Classifier, randomise
 def images():
     generator = torch.Generator().manual_seed(0)
     for _ in range(6):
-        yield torch.randn(2, 3, 16, 16, generator=generator), torch.zeros(2, dtype=torch.long)
+        yield 4 * torch.rand(2, 3, 16, 16, generator=generator) - 2, torch.zeros(2).long()
 
 def subject():
     return Subject(
         name="small", model=randomise(Classifier(), seed=2), classes=tuple("abcd"),
-        task="classification", size=(16, 16), train=TRAIN,
+        task="classification", size=(16, 16), train=TRAIN, normalise=((0.5,) * 3, (0.25,) * 3),
     )
 """
 
@@ -82,8 +82,8 @@ def test_photos_in_folders_are_source_and_expected_conditions(run, tmp_path, sub
     about = bestta.SourceProfile.load(tmp_path / "p.safetensors").provenance["calibration"]
     assert about["weights"]["dusk"] == 2
     # Black and white are those of bytes, normalised as the model wants them (ImageNet's, in red).
-    assert about["pixels"][0][0] == pytest.approx((0 - 0.485) / 0.229)
-    assert about["pixels"][1][0] == pytest.approx((1 - 0.485) / 0.229)
+    assert about["pixels"][0][0] == pytest.approx((0 - 0.5) / 0.25)
+    assert about["pixels"][1][0] == pytest.approx((1 - 0.5) / 0.25)
 
 
 def test_stopped_it_ends_with_130_and_the_same_command_goes_on(run, tmp_path, subject, monkeypatch):
@@ -130,3 +130,12 @@ def test_a_model_that_says_nothing_of_training_images_needs_photos(run, tmp_path
     done = run("calibrate", path, "--out", tmp_path / "p.safetensors")
     assert done.returncode == 1
     assert "--images" in done.stderr
+
+
+def test_images_that_the_subjects_normalisation_does_not_fit_are_an_error_that_names_it(
+    run, tmp_path, subject
+):
+    subject.write_text(subject.read_text().replace("(0.25,) * 3", "(0.5,) * 3"))
+    done = run("calibrate", subject, "--out", tmp_path / "p.safetensors", "--count", 8)
+    assert done.returncode == 1
+    assert "normalise=" in done.stderr

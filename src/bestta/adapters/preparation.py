@@ -193,6 +193,8 @@ def label_of(item: Any) -> Tensor | None:
     if not isinstance(item, tuple | list) or len(item) < 2:
         return None
     label = item[1]
+    if isinstance(label, int) and not isinstance(label, bool):
+        label = [label]
     listed = isinstance(label, list | tuple) and all(isinstance(x, int) for x in label)
     if isinstance(label, np.ndarray) or (listed and label):
         label = torch.as_tensor(label)

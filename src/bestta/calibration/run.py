@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -12,11 +13,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bestta._version import __version__
 from bestta.adapters.bestta import Bestta, BesttaConfig
+from bestta.adapters.preparation import IGNORED
 from bestta.adapters.registry import configured
 from bestta.calibration.candidates import Candidate, candidates, named
 from bestta.calibration.conditions import EXPECTED, Condition, conditions_for, look_of
@@ -26,7 +29,7 @@ from bestta.calibration.search import Evaluation, Lengths, Search, plain
 from bestta.calibration.streams import Memory, Picture, Pixels, Streams, digest
 from bestta.insertion import check_model, device_of
 from bestta.interrupt import stop_requests
-from bestta.outputs import OutputKey, Task, select_logits, task_of
+from bestta.outputs import OutputKey, Task, by_class, select_logits, task_of
 from bestta.profile import ModelIdentity, SourceProfile, batches, check_image, first
 from bestta.progress import Progress
 
@@ -35,6 +38,11 @@ MOST_KEPT = {"segmentation": 48, "classification": 600}
 """Images that streams are made of; the others enter the statistics alone."""
 MOST_EXPECTED = 40
 MOST_FRAME_BYTES = 2**30
+
+BEYOND = 0.02
+"""Images may go beyond black and white by this share of what lies between."""
+NARROW = 0.1
+"""Images that use less than this share of it are hardly what was meant."""
 
 PROVEN = 0.0
 """Points that adapting must seem to be worth to the guard, where calibration has seen it help."""
@@ -103,6 +111,8 @@ def calibrate(
             f"calibrate chooses layers and settings of 'bestta'; method {method!r} has none to "
             "choose."
         )
+    if report is not None:
+        _check_report(Path(report))
     if minutes is not None and not minutes > 0:
         raise ValueError(
             f"minutes must be above 0, or None for as long as it takes; got {minutes}."
@@ -132,10 +142,16 @@ def calibrate(
     # Layers in the order they run, which is the candidates'.
     profile = replace(profile, layers={c.name: profile.layers[c.name] for c in found})
     pictures = memory.kept()
-    labelled = all(p.label is not None for p in pictures)
+    labelled = _labelled(pictures, by_class(logits))
     black_and_white = _pixels(pixels, memory)
     simulated = conditions_for(task, pictures[0].image.shape, conditions)
-    looks, recorded, digests = _expected(expected, black_and_white)
+    looks, recorded, digests = _expected(expected, black_and_white, by_class(logits))
+    for name in (*(look.name for look in looks), *recorded):
+        if name in {c.name for c in simulated}:
+            raise ValueError(
+                f"the expected condition {name!r} is called like a simulated one: call yours "
+                f"something else, such as {f'my {name}'!r}."
+            )
     lengths = _lengths(task, pictures[0].image, len(simulated) + len(looks) + len(recorded))
     streams = Streams(
         model,
@@ -267,6 +283,48 @@ def _candidates(
     return named(model, image, names)
 
 
+def _check_report(path: Path) -> None:
+    """Raise an error where a page cannot be written, before any work is done."""
+    if path.is_dir():
+        raise IsADirectoryError(f"report={str(path)!r} is a folder; name a file in it, page.html.")
+
+
+def _labelled(pictures: Sequence[Picture], logits: Tensor, of: str = "images") -> bool:
+    """Whether all have labels, which must be such as the model could predict."""
+    labels = [p.label for p in pictures if p.label is not None]
+    if len(labels) < len(pictures):
+        if labels:
+            warnings.warn(
+                f"{len(labels)} of {len(pictures)} {of} have labels: they are left aside, and the "
+                "model's own predictions are what is compared with.",
+                stacklevel=3,
+            )
+        return False
+    task, classes = task_of(logits), logits.shape[1]
+    wanted = {"classification": 0, "segmentation": 2}[task]
+    seen: set[int] = set()
+    for label in labels:
+        if label.dim() != wanted:
+            shape = "one number" if label.dim() == 0 else f"maps of shape {tuple(label.shape)}"
+            raise ValueError(
+                f"labels of the {of} are {shape}, and the model does {task}, whose labels are "
+                f"{'whole numbers (B,)' if wanted == 0 else 'maps (B, H, W)'}. Give the images "
+                "alone to have the model's own predictions."
+            )
+        seen |= set(np.unique(label.numpy()).tolist())
+    if task == "segmentation" and classes <= IGNORED:
+        seen.discard(IGNORED)
+        if not seen:
+            raise ValueError(f"every label of the {of} is {IGNORED}, which is left out.")
+    wrong = sorted(number for number in seen if not 0 <= number < classes)
+    if wrong:
+        raise ValueError(
+            f"labels of the {of} name class {wrong[0]}; the model has {classes}, 0 to "
+            f"{classes - 1}" + (f", and {IGNORED} is left out." if task == "segmentation" else ".")
+        )
+    return True
+
+
 def _pixels(given: tuple[Any, Any] | None, memory: Memory) -> Pixels:
     """Black and white: as given, or the darkest and the brightest that was seen."""
     assert memory.low is not None
@@ -281,11 +339,29 @@ def _pixels(given: tuple[Any, Any] | None, memory: Memory) -> Pixels:
             f"black {low.tolist()} is not below white {high.tolist()} in every channel: give "
             "pixels=(black, white), as the images are normalised."
         )
+    seen = f"the images go from {_rounded(memory.low)} to {_rounded(memory.high)}"
+    beyond = torch.maximum(low - memory.low, memory.high - high) / (high - low)
+    if bool((beyond > BEYOND).any()):
+        raise ValueError(
+            f"pixels=(black, white) are {_rounded(low)} and {_rounded(high)}, and {seen}: give the "
+            "values that black and white have once an image is normalised (a subject's come from "
+            "its normalise=)."
+        )
+    if bool(((memory.high - memory.low) / (high - low) < NARROW).all()):
+        warnings.warn(
+            f"{seen}, a small part of pixels={_rounded(low)}, {_rounded(high)}: conditions will "
+            "hardly show. Are these the values of black and white once an image is normalised?",
+            stacklevel=3,
+        )
     return Pixels(tuple(low.tolist()), tuple(high.tolist()))
 
 
+def _rounded(values: Tensor) -> list[float]:
+    return [float(f"{value:.3g}") for value in values.tolist()]
+
+
 def _expected(
-    expected: Mapping[str, Iterable[Any]] | Iterable[Any] | None, pixels: Pixels
+    expected: Mapping[str, Iterable[Any]] | Iterable[Any] | None, pixels: Pixels, logits: Tensor
 ) -> tuple[list[Condition], dict[str, list[Picture]], dict[str, str]]:
     """What the user expects: as looks, or with labels as streams of their own; and digests."""
     if expected is None:
@@ -307,7 +383,7 @@ def _expected(
                 f"channels; the source's have {len(pixels.low)}."
             )
         digests[name] = digest(pictures)
-        if all(p.label is not None for p in pictures):
+        if _labelled(pictures, logits, f"images of the expected condition {name!r}"):
             recorded[name] = pictures
         else:
             shown = [pixels.shown(p.image).clamp(0, 1) for p in pictures]
