@@ -12,7 +12,8 @@
 - --cost: the time of a step with and without it, over the plain forward.
 
 Every run is a file in --work: stopped in any way, the same command goes on, and several processes
-can share the work (--part 0/2, --part 1/2). --out gathers them when what was asked for is complete;
+can share the work (--part 0/2, --part 1/2). --out gathers them when what was asked for is complete,
+and --from takes over what an earlier record holds: cells today, stress tomorrow.
 benchmarks/guard_table.py makes tables of it.
 
 With --tune the images are training images under the extra corruptions and weathers of other seeds:
@@ -689,13 +690,35 @@ def gathered(plan: Mapping[str, Sequence[Job]], asked: argparse.Namespace) -> Re
     missing = {}
     for kind, jobs in plan.items():
         found = [result for job in jobs if (result := recorded(job, asked)) is not None]
-        commits |= {str(result.pop("commit")) for result in found}
+        commits |= {str(result["commit"]) for result in found}
         for result in found:
             del result["stamp"]
         record[kind], missing[kind] = found, len(jobs) - len(found)
     return {
         **record, "missing": missing, "commits": sorted(commits), "provenance": provenance()
     }  # fmt: skip
+
+
+def take_over(path: Path, plan: Mapping[str, Sequence[Job]], asked: argparse.Namespace) -> int:
+    """Write what a record holds of the plan to --work; returns how many results these are.
+
+    Raises:
+        ValueError: If it is a record of other streams.
+    """
+    record = json.loads(path.read_text(encoding="utf-8"))
+    own = {name: record.get(name) for name in stamp(asked)}
+    if own != stamp(asked):
+        raise ValueError(f"{path} is of {own}, and this is of {stamp(asked)}: leave --from away.")
+    asked.work.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for kind, jobs in plan.items():
+        known = {result["name"]: result for result in record[kind]}
+        for job in jobs:
+            if job.name in known and recorded(job, asked) is None:
+                result = {**known[job.name], "stamp": stamp(asked)}
+                write_whole(path_of(job, asked.work), json.dumps(result).encode())
+                count += 1
+    return count
 
 
 def told(job: Job, result: Result) -> str:
@@ -733,6 +756,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tune", action="store_true", help="other images and conditions than those reported")
     add("--guarded-only", action="store_true", help="no unguarded runs of cells")
     add("--work", type=Path, default=Path("runs/guard"), help="folder of the results")
+    add("--from", type=Path, dest="record", metavar="RECORD", help="go on from this record")
     add("--out", type=Path, help="write the record to this JSON file once it is complete")
     return parser
 
@@ -761,6 +785,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names, kinds = chosen(asked)
         plan = {kind: planned(kind, names, asked.cells, asked.seed, asked.tune) for kind in KINDS}
         mine = shared([job for kind in kinds for job in plan[kind]], asked.part)
+        if asked.record is not None:
+            print(f"{take_over(asked.record, plan, asked)} results taken over from {asked.record}.")
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     asked.work.mkdir(parents=True, exist_ok=True)

@@ -281,6 +281,15 @@ def test_two_parts_run_two_cells_gather_them_and_run_nothing_twice(tmp_path, cap
     out.unlink()
     assert guard.main(words) == 0
     assert json.loads(out.read_text())["cells"] == found["cells"]
+    # Elsewhere, from the record alone.
+    out.rename(tmp_path / "earlier.json")
+    words[words.index(str(work))] = str(tmp_path / "elsewhere")
+    assert guard.main([*words, "--from", str(tmp_path / "earlier.json")]) == 0
+    assert "2 results taken over" in capsys.readouterr().out
+    assert json.loads(out.read_text())["cells"] == found["cells"]
+    words[words.index("--frames") + 1] = "7"
+    with pytest.raises(SystemExit, match="'frames': 6"):
+        guard.main([*words, "--from", str(tmp_path / "earlier.json")])
     # With other settings they are other results.
     cells = guard.drawn(2, 0, {"streets": guard.layers_of("streets")})
     assert guard.recorded(cells[0], asked(work, "--frames", "6", "--source", "4")) is not None
