@@ -389,6 +389,11 @@ def test_a_baseline_that_collapses_is_rolled_back_to_the_source(segmenter, profi
     assert not torch.equal(alone.argmax(1), source)
 
 
+def test_a_guard_that_is_neither_on_nor_off_is_refused(segmenter, profile):
+    with pytest.raises(ValueError, match="guard is True or False, not 'no'"):
+        bestta.adapt(segmenter, profile, guard="no")
+
+
 def test_a_margin_that_is_no_number_is_refused(segmenter, profile):
     with pytest.raises(ValueError, match="guard_margin"):
         bestta.adapt(segmenter, profile, guard_margin=float("nan"))

@@ -124,6 +124,8 @@ class Adapter(ABC):
         self.holding = False
         """While true, nothing is learned, by a method that has a still form."""
         self.guard: Guard | None = None
+        if not isinstance(config.guard, bool):
+            raise ValueError(f"guard is True or False, not {config.guard!r}.")
         if config.guard:
             home = profile.answers if profile is not None else None
             self.guard = Guard(home, config.guard_margin)
