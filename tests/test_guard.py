@@ -447,6 +447,31 @@ def test_a_blank_frame_among_others_is_answered_as_they_are_and_no_more_is_made_
         assert adapter.guard.looks == looks + 1
 
 
+def test_any_number_of_black_frames_changes_nothing(segmenter, profile):
+    """A lens cap: the images behind it are answered as if it had never been on."""
+    settings = {"layers": ("layer1",), "rho": 0.3, "guard_margin": -1e6, "statistics_decay": 0.9}
+    capped, plain = (bestta.adapt(segmenter, profile, **settings) for _ in range(2))
+    black = torch.full((1, 3, 12, 12), -2.1)
+    for adapter in (capped, plain):
+        for image in stream(6, seed=8, **FOG):
+            adapter(image)
+    for _ in range(12):
+        capped(black)
+        assert capped.last.rolled_back
+        assert not capped.last.skipped
+    for image in stream(6, seed=9, **FOG):
+        torch.testing.assert_close(capped(image), plain(image), rtol=0, atol=0)
+
+
+def test_a_stream_that_begins_black_is_left_to_the_source_model(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, layers=("layer1",), rho=0.3, guard_margin=-1e6)
+    black = torch.full((1, 3, 12, 12), -2.1)
+    for _ in range(6):
+        assert torch.equal(adapter(black), segmenter(black))
+        assert adapter.last.skipped
+    assert adapter.guard.looks == 0
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -17,7 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bestta.adapters.base import Adapter, AdapterConfig, StepReport, check_shapes, is_finite
+from bestta.adapters.base import (
+    Adapter,
+    AdapterConfig,
+    StepReport,
+    check_shapes,
+    is_blank,
+    is_finite,
+)
 from bestta.adapters.network import gradients
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.schedule import check_schedule, check_when, schedule_of, shapes
@@ -158,17 +165,6 @@ class BesttaConfig(AdapterConfig):
             "l2": self.lambda_l2,
         }
         return {name: weight for name, weight in every.items() if weight > 0}
-
-
-def is_blank(image: Tensor) -> bool:
-    """Whether some image of (B, C, H, W) shows nothing: a lens cap, a dead sensor, a white-out.
-
-    Features do not tell: where a convolution pads, they have edges.
-    """
-    for seen in (image[:, :, ::16, ::16], image):  # nearly always, the first is enough
-        if bool((seen.amax((2, 3)) > seen.amin((2, 3))).any(1).all()):
-            return False
-    return True
 
 
 @register_adapter("bestta")
