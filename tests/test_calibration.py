@@ -242,7 +242,7 @@ def test_the_model_is_left_as_it_was():
         (torch.rand(8, 3, 16, 16), {"pixels": (1.0, 0.0)}, "is not below white"),
         (torch.rand(8, 3, 16, 16), {"expected": []}, "no images of the expected condition"),
         (np.zeros((8, 3, 16, 16)), {}, "images are tensors"),
-        (torch.rand(8, 3, 16, 16), {"pixels": (0.0, 0.5)}, r"go from \[.* to \[1.0, 1.0"),
+        (torch.rand(8, 3, 16, 16), {"pixels": (0.0, 0.5)}, "and the images go from"),
         (torch.rand(8, 3, 16, 16), {"expected": {"haze": torch.rand(2, 3, 16, 16)}}, "'my haze'"),
         (labelled(5), {}, r"name class 5; the model has 5, 0 to 4, and 255 is left out"),
         (labelled(255), {}, "every label of the images is 255"),
