@@ -394,6 +394,20 @@ def test_a_guard_that_is_neither_on_nor_off_is_refused(segmenter, profile):
         bestta.adapt(segmenter, profile, guard="no")
 
 
+@pytest.mark.parametrize(("model", "margin"), [(Segmenter(), 0.5), (Classifier(), 1.0)])
+def test_without_a_margin_it_is_the_tasks_and_stays_so_when_resumed(model, margin, tmp_path):
+    model = randomise(model, seed=2)
+    profile = SourceProfile.collect(model, stream(8, seed=3), layers=["layer1"])
+    adapter = bestta.adapt(model, profile)
+    adapter(stream(1, seed=4)[0])
+    assert adapter.guard.margin == margin
+    other = bestta.adapt(model, profile)
+    adapter.save(tmp_path / "state.safetensors")
+    other.load(tmp_path / "state.safetensors")
+    assert other.guard.margin == margin
+    assert bestta.adapt(model, profile, guard_margin=0.0).guard.margin == 0.0
+
+
 def test_a_margin_that_is_no_number_is_refused(segmenter, profile):
     with pytest.raises(ValueError, match="guard_margin"):
         bestta.adapt(segmenter, profile, guard_margin=float("nan"))

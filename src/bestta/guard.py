@@ -52,11 +52,13 @@ class Weighing:
     """Points won per nat of variety, the entropy of the classes seen."""
     at_home: float = 1.15
     """A model whose entropy is within this factor of that on source images is left alone."""
+    margin: float = 0.5
+    """Points that adapting must seem to be worth, unless others are asked for."""
 
 
 SEGMENTATION = Weighing()
 # A classifier is a good deal surer of the images it was trained on than of others like them.
-CLASSIFICATION = Weighing(far=3.5, unsure=7.0, varied=6.0, at_home=1.7)
+CLASSIFICATION = Weighing(far=3.5, unsure=7.0, varied=6.0, at_home=1.7, margin=1.0)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ class Guard:
 
     Args:
         home: How the model answers source images; without, variety and entropy have to do.
-        margin: The plain model answers unless adapting seems to gain more points than this.
+        margin: The plain model answers unless adapting seems to gain more points than this; by
+            default as `Weighing` has it for the task.
     """
 
     harm = 2.0
@@ -158,10 +161,10 @@ class Guard:
     largest = 32 * 2**20
     """A state of more bytes is not kept beside the adapter: that one rolls back to its start."""
 
-    def __init__(self, home: AnswerProfile | None = None, margin: float = 1.0) -> None:
-        if not math.isfinite(margin):
+    def __init__(self, home: AnswerProfile | None = None, margin: float | None = None) -> None:
+        if margin is not None and not math.isfinite(margin):
             raise ValueError(f"guard_margin is a number of points, not {margin}.")
-        self.home, self.margin = home, margin
+        self.home, self._margin = home, margin
         self.forget()
 
     def forget(self) -> None:
@@ -282,6 +285,11 @@ class Guard:
     def weighing(self) -> Weighing:
         """What suits the task."""
         return SEGMENTATION if self._segments else CLASSIFICATION
+
+    @property
+    def margin(self) -> float:
+        """Points that adapting must seem to be worth."""
+        return self.weighing.margin if self._margin is None else self._margin
 
     @property
     def _many(self) -> bool:

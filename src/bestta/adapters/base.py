@@ -80,8 +80,9 @@ class AdapterConfig:
     guard: bool = False
     """Watch the answers, undo what does harm, and let the plain model answer where adapting does
     not seem worth it: see `bestta.guard`."""
-    guard_margin: float = 1.0
-    """Points of score that adapting must seem to be worth, or else the plain model answers."""
+    guard_margin: float | None = None
+    """Points of score that adapting must seem to be worth, or else the plain model answers; by
+    default 0.5 in segmentation and 1 in classification."""
 
 
 class Adapter(ABC):
