@@ -52,6 +52,8 @@ class Summary:
     """Mean of unguarded minus guarded where unguarded is no more than a point below the source."""
     cost_of_gains: float | None
     """The same where unguarded is no worse than the source."""
+    costly_percent: float | None
+    """Of the cells that the cost is of, those where it is more than a point."""
     look_percent: float
     """Images that the guard looked at."""
 
@@ -76,6 +78,7 @@ def summary(cells: Sequence[Result]) -> Summary:
         mean={how: fmean(own) for how, own in gains.items()},
         cost=fmean(fine) if fine else None,
         cost_of_gains=fmean(good) if good else None,
+        costly_percent=100 * fmean(cost > BELOW for cost in fine) if fine else None,
         look_percent=100
         * sum(cell["guarded"]["looks"] for cell in cells)
         / sum(cell["length"] for cell in cells),
@@ -102,6 +105,10 @@ def lost(cost: float | None) -> str:
     return "–" if cost is None else f"{cost:.2f}"
 
 
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0f} %"
+
+
 def figures(record: Result) -> str:
     """The tables, the picture and where they come from, as Markdown."""
     parts: list[str] = []
@@ -116,7 +123,8 @@ def figures(record: Result) -> str:
     machine = record["provenance"]["machine"]
     cpu = machine.get("cpu") or machine["processor"]
     parts.append(
-        f"[Record](../results/measured/guard.json): {cpu}, commit {', '.join(record['commits'])}."
+        f"[Record](../results/measured/guard.json): seed {record['seed']}, {cpu}, commit "
+        f"{', '.join(record['commits'])}."
     )
     return "\n".join(parts)
 
@@ -136,8 +144,8 @@ def summary_part(record: Result) -> list[str]:
         "source model, without the guard → with it.",
         "",
         "| | cells | at most 1 point below | worst | mean | cost where nothing goes wrong | "
-        "cost where adapting helps | images looked at |",
-        "| :--- |" + " ---: |" * 7,
+        "more than 1 point of it | cost where adapting helps | images looked at |",
+        "| :--- |" + " ---: |" * 8,
     ]
     for name, row in rows.items():
         within, worst, mean = row.within_percent, row.worst, row.mean
@@ -145,12 +153,15 @@ def summary_part(record: Result) -> list[str]:
             f"| {name} | {row.cells} | {within['unguarded']:.1f} % → {within['guarded']:.1f} % | "
             f"{points(worst['unguarded'])} → {points(worst['guarded'])} | "
             f"{points(mean['unguarded'])} → {points(mean['guarded'])} | "
-            f"{lost(row.cost)} | {lost(row.cost_of_gains)} | {row.look_percent:.0f} % |"
+            f"{lost(row.cost)} | {percent(row.costly_percent)} | {lost(row.cost_of_gains)} | "
+            f"{percent(row.look_percent)} |"
         )
     lines += [
         "",
         "Nothing goes wrong where the unguarded run is no more than 1 point below the source, and "
-        "adapting helps where it is no worse; cost is what is lost there by guarding, on average.",
+        "adapting helps where it is no worse; cost is what is lost there by guarding, on average, "
+        "less what is won: where learning went astray above the source, guarding wins. The column "
+        "behind it counts the cells that lose more than a point.",
         "",
         verdict(
             whole.within_percent["guarded"] >= SHARE,

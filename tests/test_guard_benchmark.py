@@ -40,7 +40,7 @@ def cell(unguarded: float, guarded: float, **more: Any) -> dict[str, Any]:
 def record(**parts: Any) -> dict[str, Any]:
     empty = {kind: [] for kind in guard.KINDS}
     machine = {"cpu": "Abacus", "processor": "wood"}
-    about = {"benchmark": "guard", "frames": 100, "commits": ["abc"]}
+    about = {"benchmark": "guard", "frames": 100, "seed": 3, "commits": ["abc"]}
     return {**about, **empty, "provenance": {"machine": machine}, **parts}
 
 
@@ -154,13 +154,14 @@ def test_a_stream_is_back_when_ten_frames_after_the_collapse_are_as_good():
 
 
 def test_the_summary_is_that_of_a_hand_count():
-    cells = [cell(-30, -0.5), cell(-1, -1.5), cell(2, 1), cell(0, 0)]
+    cells = [cell(-30, -0.5), cell(-1, -1.5), cell(2, 0.5), cell(0, 0)]
     found = table.summary(cells)
     assert found.within_percent == {"unguarded": 75, "guarded": 75}
     assert found.worst == {"unguarded": -30, "guarded": -1.5}
-    assert found.mean == {"unguarded": -29 / 4, "guarded": -1 / 4}
-    assert found.cost == pytest.approx((0.5 + 1 + 0) / 3)
-    assert found.cost_of_gains == pytest.approx(1 / 2)
+    assert found.mean == {"unguarded": -29 / 4, "guarded": -1.5 / 4}
+    assert found.cost == pytest.approx((0.5 + 1.5 + 0) / 3)
+    assert found.cost_of_gains == pytest.approx(1.5 / 2)
+    assert found.costly_percent == pytest.approx(100 / 3)
     assert found.look_percent == 20
 
 
@@ -168,12 +169,13 @@ def test_the_page_says_which_promises_are_kept():
     text = table.figures(record(cells=[cell(-30, -0.5), cell(2, 1.9, model="cifar10")]))
     assert "| all | 2 | 50.0 % → 100.0 % | -30.00 → -0.50 |" in text
     assert "| cifar10 | 1 | 100.0 % → 100.0 % |" in text
+    assert "| 0.10 | 0 % | 0.10 | 20 % |" in text
     assert "- Met: at least 99 % of the cells" in text
     assert "- Met: no more than 0.3 points lost where nothing goes wrong: 0.10" in text
     bad = table.figures(record(cells=[cell(2, -1.5)]))
     assert "**Not met**: at least 99 %" in bad
     assert "**Not met**: no more than 0.3 points" in bad
-    assert "Abacus, commit abc" in bad
+    assert "seed 3, Abacus, commit abc" in bad
 
 
 def test_only_the_ten_worst_cells_are_listed_the_worst_first():
