@@ -238,21 +238,42 @@ def test_a_picture_in_the_page_is_the_one_it_was():
     assert np.array_equal(np.asarray(Image.open(BytesIO(png(picture)))), picture)
 
 
-def test_names_are_escaped_in_the_page():
-    gains = {"gain": 1.0, "error": 0.1, "frames": 3, "conditions": {"<b>": 1.0}}
-    told = {
+def page_of(candidates, **chosen):
+    """What a page is made from."""
+    return {
         "model": "<Net>", "task": "segmentation", "images": 8, "seed": 0, "seconds": 3.0,
         "labels": False, "helps": True, "cut_short": False, "when": "now",
         "weights": {"<b>": 1.0}, "source": {"<b>": 50.0}, "steps": [],
         "frames": {"short": 2, "full": 3, "long": 4},
         "sure": {"share": None, "runner_up": [], "ahead": None, "error": None},
         "chosen": {
-            "layers": ["<i>"], "stream": "blocks", "conditions": {}, "gain": 1.0, "error": 0.1,
+            "stream": "blocks", "frames": 3, "conditions": {}, "gain": 1.0, "error": 0.1,
             "settings": {"rho": 0.7, "lr": 0.0, "statistics_decay": 0.0, "lambda_entropy": 0.3},
+            **chosen,
         },
-        "candidates": [{"name": "<i>", "channels": 3, **gains}],
+        "candidates": candidates,
     }  # fmt: skip
-    page = render(told, {"<b>": np.zeros((2, 2, 3), np.uint8)})
+
+
+def alone(name, gain=1.0, frames=3):
+    conditions = {"<b>": gain}
+    about = {"name": name, "channels": 3, "gain": gain, "error": 0.1}
+    return {**about, "frames": frames, "conditions": conditions}
+
+
+def test_names_are_escaped_in_the_page():
+    page = render(page_of([alone("<i>")], layers=["<i>"]), {"<b>": np.zeros((2, 2, 3), np.uint8)})
     assert "<i>" not in page
     assert "<Net>" not in page
     assert "&lt;i&gt;" in page
+
+
+def test_the_page_puts_layers_that_saw_all_frames_first_and_tells_the_frames_of_each():
+    tried = [alone("early", 17.4, frames=2), alone("winner", 13.6), alone("third", 9.1)]
+    page = render(page_of([*tried, {"name": "failed"}], layers=["winner"]), {})
+    bars, table = page.split("In each condition")
+    assert bars.index("early: +17.4") < bars.index("winner: +13.6")  # here in the order they run
+    assert "early: +17.4 ± 0.1 over 2 frames" in bars
+    assert bars.count('class="bar few"') == 1
+    rows = ["winner</th><td>3</td>", "third</th><td>3</td>", "early</th><td>2</td>"]
+    assert [table.index(row) for row in rows] == sorted(table.index(row) for row in rows)

@@ -10,6 +10,7 @@ import bestta
 from bestta.calibration import run as calibration
 from bestta.calibration.evaluations import Evaluations
 from bestta.calibration.search import Lengths
+from bestta.cli.calibrate import _table
 
 SUBJECT = """
 import torch
@@ -139,3 +140,19 @@ def test_images_that_the_subjects_normalisation_does_not_fit_are_an_error_that_n
     done = run("calibrate", subject, "--out", tmp_path / "p.safetensors", "--count", 8)
     assert done.returncode == 1
     assert "normalise=" in done.stderr
+
+
+def test_layers_that_saw_all_frames_stand_above_those_that_were_sorted_out():
+    tried = [("b1", 17.4, 3), ("p1", 13.6, 10), ("b2", 9.1, 10)]
+    told = {
+        "task": "segmentation",
+        "chosen": {"layers": ["p1"]},
+        "candidates": [
+            {"name": name, "gain": gain, "error": 1.0, "frames": frames}
+            for name, gain, frames in tried
+        ],
+    }
+    lines = [line.split() for line in _table(told).splitlines()]
+    assert [line[:3] for line in lines[1:4]] == [
+        ["p1", "10", "+13.6"], ["b2", "10", "+9.1"], ["b1", "3", "+17.4"],
+    ]  # fmt: skip

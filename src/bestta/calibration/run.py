@@ -429,6 +429,7 @@ def _told(search: Search, best: Evaluation, found: Sequence[Candidate]) -> dict[
             "gain": round(best.gain.value, 3),
             "error": round(best.gain.error, 3),
             "stream": best.stream,
+            "frames": best.frames,
             "conditions": best.told()["conditions"],
         },
         "helps": bool(best.gain.value > max(LEAST_MARGIN, best.gain.error)),

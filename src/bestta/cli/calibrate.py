@@ -17,7 +17,7 @@ from bestta.data.tensors import LabelledBatches, to_batches
 from bestta.models import Card
 from bestta.models.cards import SHIPPED
 from bestta.profile import first
-from bestta.reports.calibration import sentences, unit
+from bestta.reports.calibration import ranked, sentences, unit
 from bestta.training import recipes
 
 SHOWN = 6
@@ -159,13 +159,15 @@ def _expected(folders: list[Path], card: Card) -> dict[str, Iterable[Any]]:
 
 
 def _table(told: dict[str, Any]) -> str:
-    """The best candidates, one a line."""
-    tried = [c for c in told["candidates"] if "gain" in c]
-    best = sorted(tried, key=lambda c: -c["gain"])[:SHOWN]
-    width = max(len(c["name"]) for c in best)
-    lines = [f"{'Layer alone':<{width}}  points of {unit(told)} over the source model"]
+    """The best candidates, one a line; those that saw all frames first."""
+    best = ranked(told)[:SHOWN]
+    heading = "Layer alone"
+    width = max(len(heading), *(len(c["name"]) for c in best))
+    lines = [f"{heading:<{width}}  frames  points of {unit(told)} over the source model"]
     for candidate in best:
         chosen = " (chosen)" if candidate["name"] in told["chosen"]["layers"] else ""
         gain = f"{candidate['gain']:+6.1f} ± {candidate['error']:.1f}"
-        lines.append(f"{candidate['name']:<{width}}  {gain}{chosen}")
+        lines.append(f"{candidate['name']:<{width}}  {candidate['frames']:>6}  {gain}{chosen}")
+    if len({c["frames"] for c in best}) > 1:
+        lines.append("Gains over different numbers of frames do not compare.")
     return "\n".join(lines) + "\n"

@@ -28,6 +28,7 @@ THUMBNAIL = 240
 STYLE = """
 .bars .bar { fill: var(--c0); fill-opacity: .45; }
 .bars .chosen { fill: var(--c1); fill-opacity: .85; }
+.bars .few { fill-opacity: .18; }
 .bars .whisker { stroke: var(--ink); stroke-width: 1.2; fill: none; }
 .bars .zero { stroke: var(--soft); }
 .heat td { text-align: right; padding: .2rem .45rem; border-bottom: 1px solid var(--faint); }
@@ -155,6 +156,15 @@ def unit(told: Mapping[str, Any]) -> str:
     return "mean IoU" if told["task"] == "segmentation" else "accuracy"
 
 
+def ranked(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The candidates that were tried: those that saw the most frames first, of these the best.
+
+    Few frames sort out, and flatter some: a gain over them says nothing against one over all.
+    """
+    tried = [c for c in told["candidates"] if "gain" in c]
+    return sorted(tried, key=lambda c: (-c["frames"], -c["gain"]))
+
+
 def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
@@ -196,7 +206,11 @@ def _bars(told: Mapping[str, Any]) -> str:
         top = 6 + n * BAR
         chosen = candidate["name"] in told["chosen"]["layers"]
         start, end = sorted((x(0.0), x(candidate["gain"])))
-        said = f"{_signed(candidate['gain'])} ± {candidate['error']:.1f}"
+        few = candidate["frames"] < told["frames"]["full"]
+        said = (
+            f"{_signed(candidate['gain'])} ± {candidate['error']:.1f} "
+            f"over {candidate['frames']} frames"
+        )
         canvas.text(left - 8, top + 15, name, "" if chosen else "tick", "end")
         canvas.add(
             "rect",
@@ -205,19 +219,20 @@ def _bars(told: Mapping[str, Any]) -> str:
             y=top + 3,
             width=max(end - start, 0.5),
             height=BAR - 7,
-            class_="chosen" if chosen else "bar",
+            class_=("chosen" if chosen else "bar") + (" few" if few else ""),
         )
         low, high = (x(candidate["gain"] + way * candidate["error"]) for way in (-1, 1))
         canvas.line(low, top + BAR / 2 - 0.5, high, top + BAR / 2 - 0.5, "whisker")
     canvas.text(left, height - 6, f"points of {unit(told)} over the source model", "name")
     drawing = canvas.finish("Gain of each candidate layer alone, with standard errors")
-    few = sum(c["frames"] < told["frames"]["full"] for c in shown)
+    pale = sum(c["frames"] < told["frames"]["full"] for c in shown)
     caption = (
         "Gain of BeIN behind each candidate alone, γ held still, weighted over the conditions; "
         "lines are one standard error. Chosen layers stand out. "
         + (
-            f"{few} of them were sorted out after few frames, so their lines are long."
-            if few
+            f"The {pale} pale ones did not see all {told['frames']['full']} frames: gains over "
+            "different numbers of frames do not compare."
+            if pale
             else ""
         )
     )
@@ -229,8 +244,8 @@ def _cut(name: str) -> str:
 
 
 def _heat(told: Mapping[str, Any]) -> str:
-    """Gains by candidate and condition; the last row is what was chosen."""
-    shown = [c for c in told["candidates"] if "conditions" in c]
+    """Gains by candidate and condition, as `ranked`; the last row is what was chosen."""
+    shown = ranked(told)
     names = list(told["weights"])
     if not shown:
         return ""
@@ -239,12 +254,13 @@ def _heat(told: Mapping[str, Any]) -> str:
         for name in names
     )
     source = "".join(_plain(told["source"].get(name)) for name in names)
-    rows = [f"<tr><th>the source model itself</th><td></td>{source}</tr>"]
+    rows = [f"<tr><th>the source model itself</th><td></td><td></td>{source}</tr>"]
     for candidate in shown:
         ours = ' class="ours"' if candidate["name"] in told["chosen"]["layers"] else ""
         cells = "".join(_shade(candidate["conditions"].get(name)) for name in names)
         rows.append(
             f"<tr{ours}><th>{escape(candidate['name'])}</th>"
+            f"<td>{candidate['frames']}</td>"
             f"<td><b>{_signed(candidate['gain'])}</b></td>{cells}</tr>"
         )
     chosen = told["chosen"]
@@ -252,19 +268,20 @@ def _heat(told: Mapping[str, Any]) -> str:
     rows.append(
         f'<tr class="ours"><th>chosen together<span class=aside>'
         f"{escape(' + '.join(chosen['layers']))}</span></th>"
+        f"<td>{chosen['frames']}</td>"
         f"<td><b>{_signed(chosen['gain'])}</b></td>{cells}</tr>"
     )
     played = "in one stream that goes on through them" if chosen["stream"] == "continual" else ""
     note = (
         f"Points of {unit(told)} over the source model, whose own score is in the first row"
         + ("" if told["labels"] else " (agreement with itself on the images as they were)")
-        + ". Below the names: how much a condition counts."
+        + ". Below the names: how much a condition counts. Rows of as many frames compare."
         + (f" The last row was played {played}, through some conditions." if played else "")
     )
     return (
         '<div class="table"><div class="scroll" tabindex="0" role="region" '
         'aria-label="Gains by condition"><table class="numbers heat"><thead>'
-        f"<tr><th>Layer</th><th>all</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f"<tr><th>Layer</th><th>frames</th><th>all</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         f'</div><p class="note">{escape(note)}</p></div>'
     )
 
