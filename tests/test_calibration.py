@@ -293,10 +293,23 @@ def test_a_checkpoint_of_another_condition_of_the_same_name_is_not_taken_up(tmp_
         small(conditions=[other], checkpoint=path, lr=0.0)
 
 
-def test_a_report_that_is_a_folder_is_an_error_before_any_work(tmp_path, monkeypatch):
+@pytest.fixture
+def _no_pass(monkeypatch):
+    """Fail where the images are gone through."""
     monkeypatch.setattr(bestta.SourceProfile, "collect", lambda *_, **__: pytest.fail("worked"))
-    with pytest.raises(IsADirectoryError, match="is a folder"):
-        small(report=tmp_path)
+
+
+@pytest.mark.usefixtures("_no_pass")
+@pytest.mark.parametrize("name", ["report", "checkpoint"])
+def test_a_file_that_cannot_be_written_is_an_error_before_any_work(name, tmp_path, monkeypatch):
+    with pytest.raises(IsADirectoryError, match=f"{name} names a file, and .* is a folder"):
+        small(**{name: tmp_path})
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file is a file"):
+        small(**{name: tmp_path / "file" / "in it"})
+    monkeypatch.setattr("os.access", lambda *_: False)  # to root all folders are open
+    with pytest.raises(PermissionError, match=f"no permission to write in {tmp_path}"):
+        small(**{name: str(tmp_path / "new" / "one")})
 
 
 def test_labels_of_some_images_only_are_left_aside_and_that_is_said():

@@ -107,6 +107,21 @@ def test_stopped_it_ends_with_130_and_the_same_command_goes_on(run, tmp_path, su
     assert about["resumed"] == 3
 
 
+def test_a_profile_that_cannot_be_written_is_an_error_before_any_work(
+    run, tmp_path, subject, monkeypatch
+):
+    monkeypatch.setattr(bestta, "calibrate", lambda *_, **__: pytest.fail("worked"))
+    (tmp_path / "file").touch()
+    for out, error in {
+        "": f"--out names a file, and {tmp_path} is a folder",
+        "file/p.safetensors": "file is a file",
+        "p.part": "--out ends otherwise",
+    }.items():
+        done = run("calibrate", subject, "--out", tmp_path / out)
+        assert done.returncode == 1
+        assert error in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

@@ -22,6 +22,7 @@ from bestta.adapters.bestta import Bestta, BesttaConfig
 from bestta.adapters.preparation import IGNORED
 from bestta.adapters.registry import configured
 from bestta.calibration.candidates import Candidate, candidates, named
+from bestta.calibration.checks import check_file
 from bestta.calibration.conditions import EXPECTED, Condition, conditions_for, look_of
 from bestta.calibration.evaluations import Evaluations
 from bestta.calibration.scoring import LEAST_MARGIN, Judge
@@ -112,7 +113,9 @@ def calibrate(
             "choose."
         )
     if report is not None:
-        _check_report(Path(report))
+        check_file("report", report, "page.html")
+    if checkpoint is not None:
+        check_file("checkpoint", checkpoint, "kept.part")
     if minutes is not None and not minutes > 0:
         raise ValueError(
             f"minutes must be above 0, or None for as long as it takes; got {minutes}."
@@ -281,12 +284,6 @@ def _candidates(
     if not names or len(set(names)) < len(names):
         raise ValueError(f"layers are one or more different names; got {names}.")
     return named(model, image, names)
-
-
-def _check_report(path: Path) -> None:
-    """Raise an error where a page cannot be written, before any work is done."""
-    if path.is_dir():
-        raise IsADirectoryError(f"report={str(path)!r} is a folder; name a file in it, page.html.")
 
 
 def _labelled(pictures: Sequence[Picture], logits: Tensor, of: str = "images") -> bool:

@@ -11,6 +11,7 @@ import typer
 
 import bestta
 from bestta.benchmark.subjects import card_of, is_file, model_of, subject_of
+from bestta.calibration.checks import check_file
 from bestta.data import Folder
 from bestta.data.samples import ImageSet
 from bestta.data.tensors import LabelledBatches, to_batches
@@ -66,6 +67,10 @@ def calibrate(
     torch.set_num_threads(threads)
     card = card_of(name)
     path = out or Path(f"{card.name}-calibrated.safetensors")
+    checkpoint = path.with_suffix(".part")
+    check_file("--out", path, "profile.safetensors")
+    if path == checkpoint:
+        raise ValueError(f"{path} is where what was found so far is kept; --out ends otherwise.")
     if path.resolve().is_relative_to(SHIPPED.resolve()):
         raise ValueError(f"{path} is where the library itself lies; name another file with --out.")
     source = _source(name, card, data, images, count, labels)
@@ -73,7 +78,6 @@ def calibrate(
     black, white = (
         tuple((value - m) / d for m, d in zip(*card.normalise, strict=True)) for value in (0.0, 1.0)
     )
-    checkpoint = path.with_suffix(".part")
     try:
         profile = bestta.calibrate(
             model,
