@@ -53,7 +53,6 @@ def test_a_shipped_model_is_calibrated_to_a_profile_that_adapt_takes(run, tmp_pa
     assert f"Next: bestta.adapt(model, '{path}')" in done.stdout
     assert "cut short by its time limit" in done.stdout
     assert page.read_text().count("data:image/png") == 12
-    assert not path.with_suffix(".part").exists()
     model = bestta.models.load("streets")
     with bestta.adapt(model, path) as adapter:
         assert adapter.config.layers == ("backbone.layer1",)
@@ -105,6 +104,21 @@ def test_stopped_it_ends_with_130_and_the_same_command_goes_on(run, tmp_path, su
     assert done.returncode == 0, done.stderr
     about = bestta.SourceProfile.load(tmp_path / "p.safetensors").provenance["calibration"]
     assert about["resumed"] == 3
+
+
+def test_cut_short_by_its_time_limit_it_goes_on_with_more_minutes(run, tmp_path, subject):
+    path = tmp_path / "p.safetensors"
+    done = run("calibrate", subject, "--out", path, "--minutes", 1e-6)
+    assert done.returncode == 0, done.stderr
+    kept = path.with_suffix(".part")
+    assert f"{kept} keeps all of it: the same command with more minutes" in done.stdout
+    done = run("calibrate", subject, "--out", path, "--minutes", 100)
+    assert done.returncode == 0, done.stderr
+    about = bestta.SourceProfile.load(path).provenance["calibration"]
+    assert about["resumed"] == 1
+    assert not about["cut_short"]
+    assert "more minutes" not in done.stdout
+    assert not kept.exists()
 
 
 def test_a_profile_that_cannot_be_written_is_an_error_before_any_work(

@@ -96,11 +96,14 @@ def calibrate(
         raise typer.Exit(130) from None
     path.parent.mkdir(parents=True, exist_ok=True)
     profile.save(path)
-    checkpoint.unlink(missing_ok=True)
     told = profile.provenance["calibration"]
+    if not told["cut_short"]:
+        checkpoint.unlink(missing_ok=True)
     typer.echo(_table(told))
     for sentence in sentences(told):
         typer.echo(sentence)
+    if told["cut_short"]:
+        typer.echo(f"{checkpoint} keeps all of it: the same command with more minutes goes on.")
     typer.echo(f"\nProfile: {path}" + ("" if report is None else f"\nReport: {report}"))
     typer.echo(f"Next: bestta.adapt(model, {str(path)!r})")
 
