@@ -427,3 +427,20 @@ def test_a_classifier_of_the_same_layer_names_does_not_take_the_profile(profile)
 def test_what_is_no_image_is_told_what_would_be(image, words):
     with pytest.raises(ValueError, match=words):
         check_image(image)
+
+
+def test_an_image_whose_answer_is_not_finite_is_left_out_of_all_of_the_profile(segmenter):
+    """Its features at the layer may well be."""
+    good = stream(4, seed=3)
+    huge = good[0] * 1e38
+    with pytest.warns(UserWarning, match="1 source images gave NaN or infinite values"):
+        profile = SourceProfile.collect(segmenter, [*good, huge], layers=["layer1"])
+    expected = SourceProfile.collect(segmenter, good, layers=["layer1"])
+    assert torch.equal(profile.answers.histogram, expected.answers.histogram)
+    assert torch.equal(profile.layers["layer1"].mu, expected.layers["layer1"].mu)
+
+
+@pytest.mark.parametrize("layers", [3, [3], None, ["layer1", None]])
+def test_layers_that_are_no_names_are_refused_with_what_was_seen(segmenter, layers):
+    with pytest.raises(ValueError, match=r"layers are named as bestta\.layers\(model\) lists"):
+        SourceProfile.collect(segmenter, stream(1, seed=3), layers=layers)

@@ -152,6 +152,11 @@ class AnswerProfile:
         rest = (0, *range(2, p.dim()))
         return cls(p.mean(rest).cpu().double(), -(p * log_p).sum(1).mean().cpu().double())
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether no logit of the answers was NaN or infinite."""
+        return bool(self.histogram.isfinite().all() and self.entropy.isfinite())
+
     def merged(self, other: AnswerProfile, weight: float) -> AnswerProfile:
         """The average of both, ``other`` counting with ``weight`` (0 to 1)."""
         return AnswerProfile(
@@ -225,7 +230,7 @@ class SourceProfile:
             note: Anything worth remembering, kept in the provenance.
             progress: Show how far it is; by default on a terminal.
         """
-        names = [layers] if isinstance(layers, str) else list(layers)
+        names = list(layer_names(layers))
         if not names:
             raise ValueError("no layers given: name at least one, as bestta.layers(model) lists.")
         check_model(model)
@@ -255,6 +260,7 @@ class SourceProfile:
                 if bool(good.any()):
                     seen, logits = _look(model, image[good], names, embedding, places, output)
                     keep = torch.stack([layer.finite for layer in seen.values()]).all(0)
+                    keep &= logits.isfinite().flatten(1).all(1).to(keep.device)
                     kept = int(keep.sum())
                 else:
                     kept = 0
@@ -415,6 +421,17 @@ class SourceProfile:
             + (f", at {layers}" if layers else "")
             + (f", prepared for {', '.join(self.prepared)}" if self.prepared else "")
         )
+
+
+def layer_names(layers: Any) -> tuple[str, ...]:
+    """One name or several as a tuple of them, or a ValueError that says what was seen."""
+    listed = isinstance(layers, Iterable) and not isinstance(layers, str)
+    names = tuple(layers) if listed else (layers,)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"layers are named as bestta.layers(model) lists them, one or several; got {layers!r}."
+        )
+    return names
 
 
 def check_image(image: Any) -> Tensor:
