@@ -28,7 +28,14 @@ from bestta.adapters.base import (
 from bestta.adapters.network import gradients
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.schedule import check_schedule, check_when, schedule_of, shapes
-from bestta.adapters.settings import at_least_one, not_negative, one_of, within
+from bestta.adapters.settings import (
+    at_least_one,
+    fraction,
+    is_number,
+    not_negative,
+    one_of,
+    within,
+)
 from bestta.bein import BeIN, GammaShape, Transfer, apply_affine, channel_axis
 from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
 from bestta.lean import LeanModel, lean_entropy_loss
@@ -42,7 +49,7 @@ from bestta.losses import (
     total_loss,
 )
 from bestta.outputs import select_logits
-from bestta.profile import Embedding, LayerProfile, SourceProfile
+from bestta.profile import Embedding, LayerProfile, SourceProfile, layer_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +139,7 @@ class BesttaConfig(AdapterConfig):
     like any other and forgotten. None: learn from every image."""
 
     def __post_init__(self) -> None:
-        layers = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers or ())
+        layers = layer_names(self.layers if self.layers is not None else ())
         object.__setattr__(self, "layers", layers)
         if len(set(layers)) != len(layers):
             raise ValueError(f"a layer is named twice: {', '.join(layers)}.")
@@ -150,10 +157,13 @@ class BesttaConfig(AdapterConfig):
         not_negative(self, "lr", "style_floor")
         not_negative(self, "lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
         within(self, 0, 1, "momentum", "embedding_decay", "statistics_decay")
-        if self.gamma_bound is not None and not self.gamma_bound > 0:
-            raise ValueError(f"gamma_bound must be positive or None, not {self.gamma_bound}.")
-        if self.reach is not None and not self.reach > 1:
-            raise ValueError(f"reach must be above 1 or None, not {self.reach}.")
+        fraction(self, "rho")
+        not_negative(self, "eps", "slope_min", "slope_max")
+        bound = self.gamma_bound
+        if bound is not None and not (is_number(bound) and bound > 0):
+            raise ValueError(f"gamma_bound must be positive or None, not {self.gamma_bound!r}.")
+        if self.reach is not None and not (is_number(self.reach) and self.reach > 1):
+            raise ValueError(f"reach must be above 1 or None, not {self.reach!r}.")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -305,7 +315,8 @@ class Bestta(Adapter):
         done = passes[first].done
         self.schedule.seen(self.bein[first].style(done.mean, done.variance))
         if not learning:
-            return logits, StepReport(reason="γ is held still: no learning rate or no loss")
+            why = "by the guard" if self.holding else "no learning rate or no loss"
+            return logits, StepReport(reason=f"γ is held still: {why}")
         if not all(through.learns for through in passes.values()):
             if "style" in self.config.weights and self.config.style == "directional":
                 for name in self.bein:

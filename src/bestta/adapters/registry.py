@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, replace
@@ -15,6 +16,7 @@ from torch import nn
 
 from bestta._version import __version__
 from bestta.adapters.base import Adapter, AdapterConfig
+from bestta.adapters.settings import is_number
 from bestta.insertion import check_model, freeze, unfreeze
 from bestta.outputs import OutputKey, Task, select_logits, task_of
 from bestta.profile import ModelIdentity, SourceProfile
@@ -228,8 +230,11 @@ def configured(
     chosen.update(settings)
     for name in chosen:
         _lookup(name, {f.name: f for f in fields(known.Config)}, f"setting of {known.name!r}")
-    if isinstance(chosen.get("seed", 0), bool) or not isinstance(chosen.get("seed", 0), int):
-        raise ValueError(f"seed must be a whole number, not {chosen['seed']!r}.")
+    seed, margin = chosen.get("seed", 0), chosen.get("guard_margin")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed must be a whole number, not {seed!r}.")
+    if margin is not None and not (is_number(margin) and math.isfinite(margin)):
+        raise ValueError(f"guard_margin is a number of points, not {margin!r}.")
     return known.Config(**chosen)
 
 

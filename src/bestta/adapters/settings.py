@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a whole or a real number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def one_of(config: Any, name: str, *choices: str) -> None:
     """Raise a ValueError unless the setting ``name`` is one of ``choices``."""
     value = getattr(config, name)
@@ -16,7 +21,7 @@ def within(config: Any, low: float, high: float, *names: str) -> None:
     """Raise a ValueError unless each setting lies in ``[low, high)``."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
+        if not is_number(value) or not low <= value < high:
             raise ValueError(f"{name} must lie in [{low}, {high}), not {value!r}.")
 
 
@@ -29,7 +34,7 @@ def fraction(config: Any, *names: str) -> None:
     """Raise a ValueError unless each setting lies from 0 to 1, both included."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        if not is_number(value) or not 0 <= value <= 1:
             raise ValueError(f"{name} must lie in [0, 1], not {value!r}.")
 
 
@@ -37,7 +42,7 @@ def prior_strength(config: Any, *names: str) -> None:
     """Raise a ValueError unless each setting is a number from 0 to infinity, included."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        if not is_number(value) or not value >= 0:
             raise ValueError(f"{name} must lie in [0, inf], not {value!r}.")
 
 
