@@ -452,3 +452,10 @@ def test_what_is_no_setting_is_named(settings):
     ((name, _),) = settings.items()
     with pytest.raises(ValueError, match=f"^{name}"):
         bestta.adapt(randomise(Classifier(), seed=1), method="cotta", **settings)
+
+
+@pytest.mark.parametrize("net", [Classifier, Segmenter])
+def test_logits_of_one_channel_are_refused_for_a_softmax_makes_them_all_alike(net):
+    adapter = bestta.adapt(randomise(net(1), seed=1), method="cotta")
+    with pytest.raises(ValueError, match=r"compares classes, and the logits .* are of one"):
+        adapter(stream(1, seed=2)[0])

@@ -291,6 +291,11 @@ class Cotta(Adapter):
 
     def check_task(self, logits: Tensor) -> None:
         """Raise a ValueError unless the views are those of the task."""
+        if logits.shape[1] == 1:
+            raise ValueError(
+                f"method {self.name!r} compares classes, and the logits {tuple(logits.shape)} are "
+                "of one: have the model return two channels, of 0 and of the logit."
+            )
         task = task_of(logits)
         fitting = self.presets[task]["views"]
         if self.config.views != fitting:
