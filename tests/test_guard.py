@@ -254,6 +254,60 @@ def test_a_classifier_that_is_surer_and_sees_no_better_classes_is_not_believed()
     assert gains[0] < 0.5 < gains[1]
 
 
+class Baseline(Adapted):
+    """The same of a method that has no form without what it has learned."""
+
+    has_still = False
+
+
+def test_a_baseline_may_turn_the_plain_models_answers_over_and_it_is_told_how_many():
+    guard = Guard(HOME)
+    for _ in range(4):
+        verdict = guard.look(Baseline(), source=LOPSIDED, adapted=EVEN, still=None, size=0.0)
+    assert not verdict.rolled_back
+    # Stripes of classes 0 0 0 1 and 0 1 2 3: all but the first differ.
+    assert guard.disagreement == pytest.approx(0.75)
+
+
+def test_a_baseline_past_the_limit_is_left_because_of_the_harm_and_not_of_the_margin():
+    guard = Guard(HOME, margin=-100.0)
+    words = [
+        guard.look(Baseline(), source=EVEN, adapted=COLLAPSED, still=None, size=0.0).words
+        for _ in range(4)
+    ]
+    assert "the source model answers" in words[2]
+    assert words[3] == "guard, source model: what was learned did harm, 3 times in a row"
+
+
+def test_a_roll_back_that_ends_with_the_source_model_is_told_as_one():
+    guard, adapter = Guard(HOME), Adapted()
+    learning(guard, adapter)
+    for _ in range(12):  # neither form is any good from here on
+        verdict = guard.look(adapter, source=EVEN, adapted=COLLAPSED, still=EVEN, size=0.0)
+        if verdict.rolled_back:
+            break
+    assert verdict.rolled_back
+    told = "guard, rolled back: what was learned did harm; the source model answers"
+    assert verdict.words == told
+
+
+def of_class(*classes: int) -> torch.Tensor:
+    """Logits (B, 4) of images of these classes."""
+    return torch.eye(4)[list(classes)] * 8
+
+
+@pytest.mark.parametrize("first", [1, 64])
+def test_how_much_is_looked_at_follows_the_size_of_the_batch_and_not_that_of_the_first(first):
+    """A window is 128 images or 4 times 4 batches, and 4 batches lately: docs/guard.md."""
+    guard = Guard(HOME)
+    for size in (first, 64):
+        answers = of_class(*range(4), *[0] * 60)[:size]
+        guard.look(Adapted(), answers, answers, None, 0.0)
+    assert (guard.windows["source"].length, guard.windows["adapted lately"].length) == (16, 4)
+    guard.look(Adapted(), of_class(1), of_class(1), None, 0.0)
+    assert (guard.windows["source"].length, guard.windows["adapted lately"].length) == (128, 32)
+
+
 # --- on an adapter -------------------------------------------------------------------------
 
 
@@ -266,7 +320,19 @@ def test_the_guard_is_on_for_bestta_and_off_for_the_baselines_unless_asked(segme
     assert bestta.adapt(segmenter, profile).guard is not None
     assert bestta.adapt(segmenter, profile, guard=False).guard is None
     assert bestta.adapt(segmenter, method="tent").guard is None
-    assert bestta.adapt(segmenter, method="tent", guard=True).guard is not None
+    assert bestta.adapt(segmenter, profile, method="tent", guard=True).guard is not None
+
+
+def test_a_guard_that_knows_nothing_of_home_is_told_of(segmenter, profile):
+    with pytest.warns(UserWarning, match=r"SourceProfile\.collect.*any layer will do"):
+        bestta.adapt(segmenter, method="tent", guard=True)
+    with pytest.warns(UserWarning, match="does not know how Segmenter answers"):
+        bestta.adapt(segmenter, replace(profile, answers=None))
+
+
+def test_a_home_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="answers are NaN or infinite: collect it anew"):
+        Guard(answer(0.5, float("nan")))
 
 
 def test_where_the_source_model_answers_it_answers_to_the_bit(segmenter, profile):
@@ -408,9 +474,11 @@ def test_without_a_margin_it_is_the_tasks_and_stays_so_when_resumed(model, margi
     assert bestta.adapt(model, profile, guard_margin=0.0).guard.margin == 0.0
 
 
-def test_a_margin_that_is_no_number_is_refused(segmenter, profile):
-    with pytest.raises(ValueError, match="guard_margin"):
-        bestta.adapt(segmenter, profile, guard_margin=float("nan"))
+@pytest.mark.parametrize("margin", [float("nan"), "x", [1], True])
+@pytest.mark.parametrize("guard", [True, False])
+def test_a_margin_that_is_no_number_is_refused(segmenter, profile, margin, guard):
+    with pytest.raises(ValueError, match="guard_margin is a number of points, not"):
+        bestta.adapt(segmenter, profile, guard_margin=margin, guard=guard)
 
 
 def test_a_margin_nobody_can_reach_has_the_source_model_answer_whatever_comes(segmenter, profile):
@@ -563,3 +631,83 @@ def test_a_profile_that_knows_other_classes_is_an_error_that_says_so(segmenter, 
     adapter = bestta.adapt(segmenter, wrong)
     with pytest.raises(ValueError, match="answers of 3 classes, and the model gives 5"):
         adapter(stream(1, seed=8)[0])
+
+
+def test_an_answer_that_overflows_is_forgotten_and_the_state_can_be_loaded(
+    segmenter, profile, tmp_path
+):
+    adapter = bestta.adapt(segmenter, profile, guard_margin=1e6)
+    images = stream(40, seed=8)
+    while adapter.guard.due:
+        adapter(images.pop())
+    huge = images[0] * 1e38
+    assert bool(huge.isfinite().all())
+    assert not bool(adapter(huge).isfinite().all())
+    assert adapter.last.guard.startswith("guard, source model")
+    for image in images:
+        adapter(image)
+    adapter.save(tmp_path / "state.safetensors")
+    other = bestta.adapt(segmenter, profile, guard_margin=1e6)
+    other.load(tmp_path / "state.safetensors")
+    assert math.isfinite(other.guard.scatter)
+
+
+def test_a_rolled_back_baseline_says_that_the_source_model_has_answered(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, method="tent", guard=True, lr=1.0, guard_margin=-1e6)
+    adapter.guard.home = None
+    undone = 0
+    for image in stream(30, seed=8, **FOG):
+        logits = adapter(image)
+        if adapter.last.guard.startswith("guard, rolled back"):
+            undone += 1
+            assert torch.equal(logits, segmenter(image))
+            assert adapter.last.skipped
+            assert not adapter.last.adapted
+    assert undone > 0
+
+
+def test_what_a_baseline_learned_while_the_source_model_answered_is_not_told_as_learned(
+    segmenter, profile
+):
+    """Called back from there, it goes on from its last good state."""
+    adapter = bestta.adapt(segmenter, profile, method="tent", guard=True, guard_margin=1e6)
+    for image in stream(6, seed=8, **FOG):
+        adapter(image)
+    assert adapter.guard.mode == "source"
+    adapter.guard._margin, adapter.guard.home, adapter.guard.collapses = -1e6, None, 0
+    adapter.guard.good = good = {name: 2 * t for name, t in adapter.state().items()}
+    while adapter.guard.mode == "source":
+        adapter(stream(1, seed=9, **FOG)[0])
+    assert same(adapter.state(), good)
+    assert not adapter.last.adapted
+    assert adapter.last.reason == "what was learned before is back"
+
+
+def test_who_holds_gamma_still_is_said(segmenter, profile, caplog):
+    adapter = bestta.adapt(segmenter, profile, layers=("layer1",), guard_margin=-1e6)
+    adapter.guard.home = None
+    images = stream(40, seed=8, **FOG)
+    adapter(images[0])
+    adapter.guard.mode, adapter.guard.collapses = "still", 3
+    adapter(images[1])
+    assert adapter.last.reason == "γ is held still: by the guard"
+    assert adapter.last.guard.startswith("guard, held still: ")
+    adapter(torch.zeros_like(images[2]))  # refused, and still held
+    assert adapter.last.guard.startswith("guard, held still: ")
+    with caplog.at_level(logging.INFO, "bestta.guard"):
+        adapter.guard.look_closely()
+    assert "guard, learning again: the stream has moved" in caplog.text
+
+
+def test_without_a_still_answer_to_compare_what_was_learned_is_told_and_stays(
+    segmenter, profile, monkeypatch
+):
+    adapter = bestta.adapt(segmenter, profile, layers=("layer1",), guard_margin=-1e6, lr=0.1)
+    broken = torch.full_like(segmenter(stream(1, seed=8)[0]), float("nan"))
+    monkeypatch.setattr(adapter, "predict_unlearned", lambda image: broken)
+    image = stream(1, seed=8, **FOG)[0]
+    assert torch.equal(adapter(image), segmenter(image))
+    assert adapter.last.skipped
+    assert adapter.last.adapted
+    assert adapter.last.guard == "guard, no look: an answer is not finite"
+    assert adapter.learned_size() > 0

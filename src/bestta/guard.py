@@ -67,9 +67,11 @@ class Verdict:
 
     answered_by: Literal["adapted", "still", "source"]
     """Whose answer to this image is the best."""
-    rolled_back: bool
-    """Whether what was learned is undone."""
-    words: str
+    rolled_back: bool = False
+    """Whether what was learned did harm and is undone."""
+    returned: bool = False
+    """Whether the adapter goes on from what it had learned before this image."""
+    words: str = ""
 
 
 class Guarded(Protocol):
@@ -164,6 +166,10 @@ class Guard:
     def __init__(self, home: AnswerProfile | None = None, margin: float | None = None) -> None:
         if margin is not None and not math.isfinite(margin):
             raise ValueError(f"guard_margin is a number of points, not {margin}.")
+        if home is not None and not home.is_finite:
+            raise ValueError(
+                "the profile's answers are NaN or infinite: collect it anew, or guard=False."
+            )
         self.home, self._margin = home, margin
         self.forget()
 
@@ -191,6 +197,7 @@ class Guard:
         """Images in a row that the method has refused to learn from."""
         self.good: dict[str, Tensor] | None = None
         self._too_large = False
+        self._several, self._segments = 4, False  # until an answer tells
 
     # --- when to look -----------------------------------------------------------------------
 
@@ -218,8 +225,10 @@ class Guard:
         """
         recent = self.windows["recent"]
         looked = self.windows["source" if self.mode == "source" else "adapted"]
-        recent.add(seen)
         self.wait -= 1
+        if not seen.is_finite:  # the plain model's: it says nothing of the stream
+            return False
+        recent.add(seen)
         moved = self._differs(recent, looked)
         # One picture shows many classes, and one that shows others than all before is looked at.
         odd = self._many and self._is_odd(seen, looked)
@@ -264,11 +273,12 @@ class Guard:
         self.collapses = min(self.collapses, self.limit - 1)
         if self.mode == "still":
             self.mode = "learning"
+            log.info("look %d: guard, learning again: the stream has moved", self.looks + 1)
         for window in self.windows.values():
             window.count = 0
 
     def _suit(self, logits: Tensor) -> None:
-        """What depends on the task and on the size of batches, known from the first answer."""
+        """What depends on the task and on the size of the batch, told from an answer."""
         classes = by_class(logits).shape[1]
         if self.home is not None and self.home.histogram.numel() != classes:
             raise ValueError(
@@ -310,15 +320,15 @@ class Guard:
             still: The adapter's without what it has learned, where that makes a difference.
             size: Of what is learned, in source deviations.
         """
+        self._suit(source)
         if self.looks == 0:
-            self._suit(source)
             self.looks_left = self._several
         answers = {"source": source, "still": adapted if still is None else still}
         answers["adapted"] = adapted
         seen = {name: glance_at(logits) for name, logits in answers.items()}
-        finite = {name: bool(answer.histogram.isfinite().all()) for name, answer in seen.items()}
-        if not all(finite.values()):
-            return Verdict("source" if finite["source"] else "adapted", False, NOT_FINITE)
+        if not all(answer.is_finite for answer in seen.values()):
+            by_source = seen["source"].is_finite
+            return Verdict("source" if by_source else "adapted", words=NOT_FINITE)
         odd = self._many and self._is_odd(seen["source"], self.windows["source"])
         self._note_scatter(seen["source"], self.windows["source"])
         if odd:
@@ -329,12 +339,13 @@ class Guard:
         self.looks += 1
         self.looks_left = max(0, self.looks_left - 1)
         self.size = size
-        now, unlearned = (by_class(answers[name]).argmax(1) for name in ("adapted", "still"))
+        compared = ("adapted", self._reference(adapter))
+        now, unlearned = (by_class(answers[name]).argmax(1) for name in compared)
         turned = (now != unlearned).float().mean()
         self.disagreement += (float(turned) - self.disagreement) / min(self.looks, 4)
         before = self.mode
         rolled_back = self.mode == "learning" and self._undo_harm(adapter)
-        self._choose(adapter)
+        returned = self._choose(adapter)
         sure = abs(self.gain - self.margin) > self.close and self._known
         most = self.rarest if sure else self.closer
         self.interval = 1 if self.looks_left else min(2 * self.interval, most)
@@ -347,7 +358,7 @@ class Guard:
         if rolled_back or before != self.mode:
             words = self.words(rolled_back) or "guard, adapting again"
             log.info("%s, look %d: %s", adapter.name, self.looks, words)
-        return Verdict(by, rolled_back, self.words(rolled_back))
+        return Verdict(by, rolled_back, returned, self.words(rolled_back))
 
     def _undo_harm(self, adapter: Guarded) -> bool:
         """Roll back what is learned if it does harm; if not, keep it as the last good state."""
@@ -355,7 +366,9 @@ class Guard:
         # Learning lowers the entropy by itself, which proves nothing.
         lately = self.windows[f"{reference} lately"]
         harmless = self.points("adapted lately", lately, credulous=False) >= -self.harm
-        if harmless and self.disagreement <= self.contrary:
+        # Other methods are held against the plain model, whose answers they are there to change.
+        contrary = adapter.has_still and self.disagreement > self.contrary
+        if harmless and not contrary:
             self.calm += 1
             if self.calm >= 2 * self._several:
                 self.calm = self.collapses = 0
@@ -377,8 +390,11 @@ class Guard:
             self.mode = "still" if adapter.has_still else "source"
         return True
 
-    def _choose(self, adapter: Guarded) -> None:
-        """Whether the adapter or the plain model answers from here on."""
+    def _choose(self, adapter: Guarded) -> bool:
+        """Whether the adapter or the plain model answers from here on.
+
+        Returns whether the adapter was put back to what it had learned before.
+        """
         source = self.windows["source"]
         self.gain = self.points("adapted", source, credulous=adapter.has_still)
         if adapter.has_still:
@@ -392,11 +408,13 @@ class Guard:
                 self.mode = "still" if tried else "learning"
                 if self.mode == "learning" and self.collapses == 0:
                     self._return(adapter)
+                    return True
         elif not back:
             self.mode = "source"
             # The next looks are at what is not learned; what is learned waits in the good state.
             self._return(adapter, to_start=True)
             self._take_over(self._reference(adapter))
+        return False
 
     def _reference(self, adapter: Guarded) -> str:
         """Who answers if nothing is learned."""
@@ -457,20 +475,25 @@ class Guard:
 
     def words(self, rolled_back: bool = False) -> str:
         """What was decided, and why; up to the colon the same for every image."""
+        harm = "what was learned did harm"
+        if self.collapses > 1:
+            harm += f", {self.collapses} times in a row"
+        if rolled_back:
+            goes_on = f"steps are {self.pace:.3g} of what they were"
+            if self.mode == "source":
+                goes_on = "the source model answers"
+            return f"guard, rolled back: {harm}; {goes_on}"
         if self.mode == "source" and self.at_home:
             return "guard, source model: it is as sure of its answers as on source images"
+        if self.mode == "source" and self.collapses >= self.limit and self.gain > self.margin:
+            return f"guard, source model: {harm}"
         if self.mode == "source":
             return (
                 f"guard, source model: adapting seems worth {self.gain:+.1f} points, and "
                 f"{self.margin:g} are asked for"
             )
-        if rolled_back:
-            return (
-                f"guard, rolled back: what was learned did harm, {self.collapses} times in a row; "
-                f"steps are {self.pace:.3g} of what they were"
-            )
         if self.mode == "still":
-            return f"guard, held still: what was learned did harm {self.collapses} times in a row"
+            return f"guard, held still: {harm}"
         return ""
 
     # --- what is remembered -----------------------------------------------------------------

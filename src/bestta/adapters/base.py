@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from bestta._version import __version__
 from bestta.adapters.preparation import Preparation
 from bestta.files import load_tensors, save_tensors
-from bestta.guard import GOOD, PREFIX, Guard, glance_at
+from bestta.guard import GOOD, NOT_FINITE, PREFIX, Guard, glance_at
 from bestta.insertion import check_model, device_of, freeze, unfreeze
 from bestta.outputs import OutputKey, Task, select_logits
 from bestta.profile import ModelIdentity, SourceProfile, check_image
@@ -129,6 +130,14 @@ class Adapter(ABC):
             raise ValueError(f"guard is True or False, not {config.guard!r}.")
         if config.guard:
             home = profile.answers if profile is not None else None
+            if home is None:
+                warnings.warn(
+                    f"the guard does not know how {type(model).__name__} answers source images, "
+                    "and may leave gains alone: give a profile of "
+                    "bestta.SourceProfile.collect(model, images, layers=[…]), any layer will do, "
+                    "or guard=False.",
+                    stacklevel=3,
+                )
             self.guard = Guard(home, config.guard_margin)
         freeze(model)
         # Called by remove(), or when the adapter is no longer used; once.
@@ -408,7 +417,7 @@ class Adapter(ABC):
         if guard.mode == "source" and not due:
             source = self.predict_source(image)
             if not guard.passed(glance_at(source), self.learned_size()):
-                return source, self._left_alone(StepReport())
+                return source, self._left_alone(StepReport(), guard.words())
             due = True
         self.holding = guard.mode != "learning"
         still = self.predict_unlearned(image) if due and not self.holding else None
@@ -417,7 +426,7 @@ class Adapter(ABC):
         blank = report.rolled_back and is_blank(image)
         if blank or guard.shrugs(refused=report.rolled_back) or report.skipped:
             if report.skipped or (guard.looks > 0 and guard.mode != "source"):
-                return prediction, report
+                return prediction, replace(report, guard=guard.words())
             source = self.predict_source(image) if source is None else source
             return source, replace(report, skipped=True, guard=guard.words())
         if not due:
@@ -435,20 +444,24 @@ class Adapter(ABC):
         assert self.guard is not None
         verdict = self.guard.look(self, source, adapted, still, self.learned_size())
         report = replace(report, guard=verdict.words)
+        if verdict.returned:
+            report = replace(report, adapted=False, reason="what was learned before is back")
         if verdict.rolled_back:
             report = replace(report, adapted=False, rolled_back=True, reason=verdict.words)
+        if verdict.answered_by == "source" and verdict.words == NOT_FINITE:
+            return source, replace(report, skipped=True)
         if verdict.answered_by == "source":
             if not self.has_still:
                 self.unlearn()  # it learned from this image, and there is no form that does not
-            return source, self._left_alone(report)
+            return source, self._left_alone(report, verdict.words)
         if verdict.answered_by == "still" and still is not None:
             return still, report
-        return (adapted if self.has_still or not verdict.rolled_back else source), report
+        if verdict.rolled_back and not self.has_still:
+            return source, replace(report, skipped=True)
+        return adapted, report
 
-    def _left_alone(self, report: StepReport) -> StepReport:
-        """The report of an image that the plain model has answered."""
-        assert self.guard is not None
-        words = self.guard.words()
+    def _left_alone(self, report: StepReport, words: str) -> StepReport:
+        """The report of an image that the plain model has answered, and why."""
         return replace(report, adapted=False, skipped=True, reason=words, guard=words)
 
     @contextmanager
