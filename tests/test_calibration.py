@@ -23,6 +23,12 @@ def _few_frames(monkeypatch):
     monkeypatch.setattr(run, "_lengths", lambda *_: Lengths(short=2, full=3, long=4))
 
 
+@pytest.fixture
+def _no_pass(monkeypatch):
+    """Fail where the images are gone through."""
+    monkeypatch.setattr(bestta.SourceProfile, "collect", lambda *_, **__: pytest.fail("worked"))
+
+
 class Stages(nn.Module):
     """Linear up to ``stem``; behind it what lies below the middle of each channel is lost."""
 
@@ -233,7 +239,7 @@ def test_the_model_is_left_as_it_was():
     [
         ([], {}, "no images to calibrate with"),
         (torch.rand(3, 3, 16, 16), {}, "3 images are too few .* some hundreds are wanted"),
-        (torch.rand(8, 3, 16, 16), {"minutes": 0}, "minutes must be above 0"),
+        (torch.rand(8, 3, 16, 16), {"minutes": 0}, "minutes must be a number above 0"),
         (torch.rand(8, 3, 16, 16), {"layers": ["layer9"]}, "no module named 'layer9'"),
         (torch.rand(8, 3, 16, 16), {"layers": []}, "layers are one or more"),
         (torch.rand(8, 3, 16, 16), {"conditions": ["hail"]}, "no condition is called 'hail'"),
@@ -265,6 +271,40 @@ def test_what_cannot_be_calibrated_with_is_a_value_error(images, more, error):
         bestta.calibrate(model, images, **more)
 
 
+@pytest.mark.usefixtures("_no_pass")
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"minutes": "5"}, "minutes must be a number above 0, .*; got '5'"),
+        ({"minutes": True}, "minutes must be a number"),
+        ({"seed": "x"}, "seed is a whole number; got 'x'"),
+        ({"seed": 1.5}, "seed is a whole number; got 1.5"),
+        ({"layers": 3}, "layers are names of modules"),
+        ({"layers": [3]}, r"layers are one or more different names; got \[3\]"),
+        ({"images": None}, r"images are batches \(B, 3, H, W\), .*; got None"),
+        ({"images": 3}, "images are batches"),
+        ({"images": "photos"}, "images are batches"),
+        ({"expected": 3}, "expected are batches of images, .*; got 3"),
+        ({"expected": {"dusk": 3}}, "expected are batches of images, .*; got {'dusk': 3}"),
+        ({"conditions": 3}, "conditions are names"),
+        ({"conditions": [3]}, "no condition is called 3"),
+        ({"conditions": [["haze"]]}, "no condition is called .'haze'."),
+        ({"conditions": ["hail"]}, "no condition is called 'hail'"),
+        ({"pixels": 3}, r"pixels are \(black, white\), .* 3 of them, one a channel; got 3"),
+        ({"pixels": ("0", "1")}, "pixels are .black, white."),
+        ({"pixels": (0,)}, "pixels are .black, white."),
+        ({"pixels": ([0, 0], [1, 1])}, "pixels are .black, white."),
+        ({"pixels": (1.0, 0.0)}, "is not below white"),
+        ({"report": 3}, "report is the path of a file, such as 'page.html'; got 3"),
+        ({"checkpoint": 3}, "checkpoint is the path of a file"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_an_error_before_the_images_are_gone_through(more, error):
+    given = {"images": torch.rand(8, 3, 16, 16), **more}
+    with pytest.raises(ValueError, match=error):
+        bestta.calibrate(randomise(Segmenter(), seed=1), **given)
+
+
 def test_a_model_in_training_mode_is_refused():
     with pytest.raises(ValueError, match="is in training mode"):
         bestta.calibrate(Segmenter(), torch.rand(8, 3, 16, 16))
@@ -291,12 +331,6 @@ def test_a_checkpoint_of_another_condition_of_the_same_name_is_not_taken_up(tmp_
     other = Condition("mine", lambda pixels, draw: 1 - pixels)
     with pytest.raises(ValueError, match="conditions' looks was"):
         small(conditions=[other], checkpoint=path, lr=0.0)
-
-
-@pytest.fixture
-def _no_pass(monkeypatch):
-    """Fail where the images are gone through."""
-    monkeypatch.setattr(bestta.SourceProfile, "collect", lambda *_, **__: pytest.fail("worked"))
 
 
 @pytest.mark.usefixtures("_no_pass")

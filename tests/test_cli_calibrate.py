@@ -142,7 +142,7 @@ def test_a_profile_that_cannot_be_written_is_an_error_before_any_work(
         (("nowhere",), "nowhere"),
         (("cityscapes",), "name their folder with --data"),
         (("streets", "--layers", "layer9"), "no module named 'layer9'"),
-        (("streets", "--minutes", "0"), "minutes must be above 0"),
+        (("streets", "--minutes", "0"), "minutes must be a number above 0"),
         (("streets", "--images", "nofolder"), "no folder"),
         (("streets", "--images", ".", "--labels"), "without --data and --labels"),
     ],

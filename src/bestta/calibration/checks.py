@@ -3,8 +3,58 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from bestta.calibration.conditions import Condition
+
+
+def _is(kind: Any, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _can_be_gone_through(value: Any) -> bool:
+    # Not iter(value): it starts the workers of a DataLoader, and draws from its generator.
+    return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+
+
+def _are_images(value: Any) -> bool:
+    return _can_be_gone_through(value) and not isinstance(value, str | bytes | Mapping)
+
+
+def _are_expected(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return value is None or _are_images(value)
+    return all(isinstance(name, str) and _are_images(images) for name, images in value.items())
+
+
+CALL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "images": (_are_images, "are batches (B, 3, H, W), such as a DataLoader's"),
+    "expected": (_are_expected, "are batches of images, or such by the name of a condition"),
+    "layers": (
+        lambda v: v is None or _can_be_gone_through(v),
+        "are names of modules, as bestta.layers(model) lists them",
+    ),
+    "conditions": (
+        lambda v: v is None or isinstance(v, Condition) or _can_be_gone_through(v),
+        "are names, such as ['clear', 'haze'], or bestta.calibration.Condition of your own",
+    ),
+    "minutes": (
+        lambda v: v is None or (_is(int | float, v) and v > 0),
+        "must be a number above 0, or None for as long as it takes",
+    ),
+    "seed": (lambda v: _is(int, v), "is a whole number"),
+}
+"""What `bestta.calibrate` may be called with: how that is told, and how it is said."""
+
+
+def check_call(**given: Any) -> None:
+    """Raise a ValueError for the first that is not what it should be."""
+    for name, value in given.items():
+        fits, wanted = CALL[name]
+        if not fits(value):
+            raise ValueError(f"{name} {wanted}; got {value!r:.80}.")
 
 
 def check_file(name: str, path: Any, such_as: str) -> None:

@@ -169,7 +169,7 @@ def conditions_for(
     known = {c.name: c for c in (*PLAIN, *every)}
     chosen = []
     for one in [wanted] if isinstance(wanted, str | Condition) else wanted:
-        if isinstance(one, str) and one not in known:
+        if not isinstance(one, Condition) and one not in list(known):
             raise ValueError(
                 f"no condition is called {one!r}. For these images there are: {', '.join(known)}; "
                 "or give a bestta.calibration.Condition of your own."

@@ -22,7 +22,7 @@ from bestta.adapters.bestta import Bestta, BesttaConfig
 from bestta.adapters.preparation import IGNORED
 from bestta.adapters.registry import configured
 from bestta.calibration.candidates import Candidate, candidates, named
-from bestta.calibration.checks import check_file
+from bestta.calibration.checks import check_call, check_file
 from bestta.calibration.conditions import EXPECTED, Condition, conditions_for, look_of
 from bestta.calibration.evaluations import Evaluations
 from bestta.calibration.scoring import LEAST_MARGIN, Judge
@@ -116,17 +116,24 @@ def calibrate(
         check_file("report", report, "page.html")
     if checkpoint is not None:
         check_file("checkpoint", checkpoint, "kept.part")
-    if minutes is not None and not minutes > 0:
-        raise ValueError(
-            f"minutes must be above 0, or None for as long as it takes; got {minutes}."
-        )
+    check_call(
+        images=images,
+        expected=expected,
+        layers=layers,
+        conditions=conditions,
+        minutes=minutes,
+        seed=seed,
+    )
     check_model(model)
     _check_settings(settings)
     source, example = _peeked(images)
     with torch.no_grad():
         logits = select_logits(model(example[:1].to(device_of(model))), output)
     task = task_of(logits)
+    config = configured(Bestta, model, None, task, {"output": output, **settings})
     found = _candidates(model, example[:1].to(device_of(model)), layers, output)
+    simulated = conditions_for(task, example.shape[1:], conditions)
+    given = None if pixels is None else _black_and_white(pixels, example.shape[1])
 
     memory = Memory(MOST_KEPT[task])
     profile = SourceProfile.collect(
@@ -146,8 +153,7 @@ def calibrate(
     profile = replace(profile, layers={c.name: profile.layers[c.name] for c in found})
     pictures = memory.kept()
     labelled = _labelled(pictures, by_class(logits))
-    black_and_white = _pixels(pixels, memory)
-    simulated = conditions_for(task, pictures[0].image.shape, conditions)
+    black_and_white = _pixels(given, memory)
     looks, recorded, digests = _expected(expected, black_and_white, by_class(logits))
     for name in (*(look.name for look in looks), *recorded):
         if name in {c.name for c in simulated}:
@@ -185,7 +191,6 @@ def calibrate(
         "conditions' looks": digest(Picture(streams.picture(name)) for name in streams.names),
     }
     evaluations = Evaluations(checkpoint, about)
-    config = configured(Bestta, model, profile, None, settings)
     base = {n: getattr(config, n) for n in (*TRIED, "lambda_style", "lambda_content", "lambda_l2")}
     with ExitStack() as stack:
         shown = stack.enter_context(Progress("calibration: settings tried", show=progress))
@@ -253,7 +258,6 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
                 f"calibrate takes no setting {name!r}. Settings of BESTTA that it can hold as they "
                 f"are: {', '.join(known)}."
             )
-    BesttaConfig(**settings)
 
 
 def _peeked(images: Iterable[Any]) -> tuple[Iterable[Any], Tensor]:
@@ -281,7 +285,8 @@ def _candidates(
             )
         return found
     names = [layers] if isinstance(layers, str) else list(layers)
-    if not names or len(set(names)) < len(names):
+    strings = all(isinstance(name, str) for name in names)
+    if not names or not strings or len(set(names)) < len(names):
         raise ValueError(f"layers are one or more different names; got {names}.")
     return named(model, image, names)
 
@@ -322,20 +327,35 @@ def _labelled(pictures: Sequence[Picture], logits: Tensor, of: str = "images") -
     return True
 
 
-def _pixels(given: tuple[Any, Any] | None, memory: Memory) -> Pixels:
-    """Black and white: as given, or the darkest and the brightest that was seen."""
-    assert memory.low is not None
-    assert memory.high is not None
-    low, high = memory.low, memory.high
-    if given is not None:
+def _black_and_white(given: tuple[Any, Any], channels: int) -> tuple[Tensor, Tensor]:
+    """Black and white as given, (C,) each."""
+    try:
         low, high = (
-            torch.as_tensor(value, dtype=torch.float32).expand(memory.low.shape) for value in given
+            torch.as_tensor(value, dtype=torch.float32).expand(channels) for value in given
         )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"pixels are (black, white), each a number or {channels} of them, one a channel; got "
+            f"{given!r}."
+        ) from error
+    _check_below(low, high)
+    return low, high
+
+
+def _check_below(low: Tensor, high: Tensor) -> None:
     if not bool((high > low).all()):
         raise ValueError(
             f"black {low.tolist()} is not below white {high.tolist()} in every channel: give "
             "pixels=(black, white), as the images are normalised."
         )
+
+
+def _pixels(given: tuple[Tensor, Tensor] | None, memory: Memory) -> Pixels:
+    """Black and white: as given, or the darkest and the brightest that was seen."""
+    assert memory.low is not None
+    assert memory.high is not None
+    low, high = given or (memory.low, memory.high)
+    _check_below(low, high)
     seen = f"the images go from {_rounded(memory.low)} to {_rounded(memory.high)}"
     beyond = torch.maximum(low - memory.low, memory.high - high) / (high - low)
     if bool((beyond > BEYOND).any()):
