@@ -258,6 +258,12 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
                 f"calibrate takes no setting {name!r}. Settings of BESTTA that it can hold as they "
                 f"are: {', '.join(known)}."
             )
+    if settings.get("embedding") == "map":
+        raise ValueError(
+            "calibrate takes no embedding='map': it would keep a whole map of every candidate. "
+            "Calibrate with pooled embeddings, then collect a profile at the layers chosen with "
+            "SourceProfile.collect(…, embedding='map')."
+        )
 
 
 def _peeked(images: Iterable[Any]) -> tuple[Iterable[Any], Tensor]:
