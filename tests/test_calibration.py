@@ -156,6 +156,15 @@ def test_a_search_that_is_out_of_time_takes_the_best_so_far():
     assert about["chosen"]["layers"] == ["layer1"]  # the first stage is the first to be tried
 
 
+def test_however_little_time_there_is_every_image_enters_the_statistics(tmp_path):
+    """A pass cut short by the clock would end elsewhere each time, and no checkpoint would fit."""
+    path = tmp_path / "kept.part"
+    assert small(minutes=1e-6, checkpoint=path).images == 10
+    again = small(minutes=1e-6, checkpoint=path)
+    assert again.images == again.provenance["calibration"]["images"] == 10
+    assert again.provenance["calibration"]["resumed"] == 1
+
+
 def test_without_labels_the_source_agrees_with_itself_and_with_labels_it_may_not():
     assert small(minutes=1e-6).provenance["calibration"]["source"]["clear"] == 100
     model = randomise(Segmenter(), seed=1)

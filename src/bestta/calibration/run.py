@@ -87,7 +87,9 @@ def calibrate(
         output: Where the model keeps its logits, if it is not plain.
         pixels: The values of black and white, numbers or one a channel; by default the smallest
             and largest of all images.
-        minutes: Begin nothing more after so long, and take the best so far.
+        minutes: Begin nothing more after so long, and take the best so far. The pass over the
+            images comes first and is never cut short, and one setting is tried in any case; the
+            time they take counts.
         seed: Of every draw. The same images and seed give the same choice.
         checkpoint: A file that keeps what was found so far. Stopped, by Ctrl-C (a
             KeyboardInterrupt) or otherwise, the same call goes on from it.

@@ -46,7 +46,11 @@ def calibrate(
     ] = None,
     report: Annotated[Path | None, typer.Option(help="A page on what was tried.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Begin nothing more after so long; take the best so far.")
+        float | None,
+        typer.Option(
+            help="Begin nothing more after so long; take the best so far. The pass over the "
+            "images is done in any case."
+        ),
     ] = None,
     count: Annotated[
         int, typer.Option(min=8, help="So many source images, spread over the set.")
