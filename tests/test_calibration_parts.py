@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from torch import nn
 
 from bestta.calibration import Condition
 from bestta.calibration.candidates import candidates, named, spread
-from bestta.calibration.conditions import PLAIN, conditions_for, drawing, look_of
+from bestta.calibration.conditions import PLAIN, WEATHERS, conditions_for, drawing, look_of
 from bestta.calibration.scoring import Judge, count
+from bestta.calibration.search import HARMLESS_RHO, RHO
 from bestta.calibration.streams import Memory, Picture, Pixels, Streams
 from bestta.models import WideResNet, load
 from bestta.reports.calibration import png, render
@@ -109,6 +112,28 @@ def test_noise_counts_less_than_weather_and_weather_is_for_streets():
     assert weights["fog"] == weights["night"] == weights["haze"] == 1
     assert "fog" not in {c.name for c in conditions_for("classification", (3, 224, 224))}
     assert "fog" not in {c.name for c in conditions_for("segmentation", (3, 32, 32))}
+
+
+def test_low_contrast_and_defocus_are_left_out_where_weather_is_painted_and_blur_elsewhere():
+    plain = {c.name for c in PLAIN}
+    painted = {c.name for c in conditions_for("segmentation", (3, 64, 128))}
+    assert plain - painted == {"low contrast", "defocus"}
+    assert painted - plain == {"fog", "night", "rain", "snow"}
+    for shape in ((3, 63, 128), (1, 64, 128)):
+        assert plain - {c.name for c in conditions_for("segmentation", shape)} == {"blur"}
+
+
+def test_the_docs_name_every_condition_with_its_weight_and_every_rho_that_is_tried():
+    page = (Path(__file__).parents[1] / "docs" / "calibration.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.lstrip().startswith("|")]
+    counts = {"1": 1.0, "½": 0.5, "¼": 0.25}
+    told = {first.strip(): second.strip() for first, second, *_ in rows if second.strip()}
+    for condition in (*PLAIN, *WEATHERS):
+        (row,) = (name for name in told if told[name] in counts and condition.name in name)
+        assert counts[told[row]] == condition.weight
+        elsewhere = condition.name in ("low contrast", "defocus")
+        assert ("where no weather is painted" in row) == elsewhere
+    assert all(str(rho) in told["ρ"] for rho in (*RHO, HARMLESS_RHO))
 
 
 def test_the_look_of_an_image_is_its_mean_and_deviation():
