@@ -304,6 +304,8 @@ def test_what_cannot_be_calibrated_with_is_a_value_error(images, more, error):
         ({"pixels": (0,)}, "pixels are .black, white."),
         ({"pixels": ([0, 0], [1, 1])}, "pixels are .black, white."),
         ({"pixels": (1.0, 0.0)}, "is not below white"),
+        ({"rho": "x"}, "rho must lie in .*, not 'x'"),
+        ({"guard_margin": "x"}, "guard_margin is a number of points, not 'x'"),
         ({"embedding": "map"}, "calibrate takes no embedding='map'"),
         ({"report": 3}, "report is the path of a file, such as 'page.html'; got 3"),
         ({"checkpoint": 3}, "checkpoint is the path of a file"),
