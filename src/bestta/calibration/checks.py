@@ -7,11 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bestta.adapters.settings import is_number
 from bestta.calibration.conditions import Condition
-
-
-def _is(kind: Any, value: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _can_be_gone_through(value: Any) -> bool:
@@ -32,19 +29,15 @@ def _are_expected(value: Any) -> bool:
 CALL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "images": (_are_images, "are batches (B, 3, H, W), such as a DataLoader's"),
     "expected": (_are_expected, "are batches of images, or such by the name of a condition"),
-    "layers": (
-        lambda v: v is None or _can_be_gone_through(v),
-        "are names of modules, as bestta.layers(model) lists them",
-    ),
     "conditions": (
         lambda v: v is None or isinstance(v, Condition) or _can_be_gone_through(v),
         "are names, such as ['clear', 'haze'], or bestta.calibration.Condition of your own",
     ),
     "minutes": (
-        lambda v: v is None or (_is(int | float, v) and v > 0),
+        lambda v: v is None or (is_number(v) and v > 0),
         "must be a number above 0, or None for as long as it takes",
     ),
-    "seed": (lambda v: _is(int, v), "is a whole number"),
+    "seed": (lambda v: isinstance(v, int) and is_number(v), "is a whole number"),
 }
 """What `bestta.calibrate` may be called with: how that is told, and how it is said."""
 

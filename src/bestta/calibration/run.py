@@ -31,7 +31,14 @@ from bestta.calibration.streams import Memory, Picture, Pixels, Streams, digest
 from bestta.insertion import check_model, device_of
 from bestta.interrupt import stop_requests
 from bestta.outputs import OutputKey, Task, by_class, select_logits, task_of
-from bestta.profile import ModelIdentity, SourceProfile, batches, check_image, first
+from bestta.profile import (
+    ModelIdentity,
+    SourceProfile,
+    batches,
+    check_image,
+    first,
+    layer_names,
+)
 from bestta.progress import Progress
 
 LEAST_IMAGES = 8
@@ -118,14 +125,7 @@ def calibrate(
         check_file("report", report, "page.html")
     if checkpoint is not None:
         check_file("checkpoint", checkpoint, "kept.part")
-    check_call(
-        images=images,
-        expected=expected,
-        layers=layers,
-        conditions=conditions,
-        minutes=minutes,
-        seed=seed,
-    )
+    check_call(images=images, expected=expected, conditions=conditions, minutes=minutes, seed=seed)
     check_model(model)
     _check_settings(settings)
     source, example = _peeked(images)
@@ -292,10 +292,9 @@ def _candidates(
                 "bestta.layers(model, image) lists what BeIN can be put behind."
             )
         return found
-    names = [layers] if isinstance(layers, str) else list(layers)
-    strings = all(isinstance(name, str) for name in names)
-    if not names or not strings or len(set(names)) < len(names):
-        raise ValueError(f"layers are one or more different names; got {names}.")
+    names = layer_names(layers)
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"layers are one or more different names; got {list(names)}.")
     return named(model, image, names)
 
 
