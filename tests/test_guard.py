@@ -151,6 +151,18 @@ def test_what_collapses_is_rolled_back_at_once_to_the_last_good_state_and_slowed
     assert guard.pace == Guard.slower
 
 
+@pytest.mark.parametrize(("moved", "undone"), [(1, False), (4, True)])
+def test_what_is_learned_may_cost_half_a_point_and_no_more(moved, undone):
+    """Each of 64 pixels that leaves the classes of home costs 21 / 64 points of distance."""
+    guard, adapter = Guard(HOME), Adapted()
+    lopsided = [0] * (16 + moved) + [1] * 16 + [2] * 16 + [3] * (16 - moved)
+    for _ in range(4):
+        verdict = guard.look(adapter, LOPSIDED, logits_of(lopsided), EVEN, size=0.0)
+        if verdict.rolled_back:
+            break
+    assert verdict.rolled_back == undone
+
+
 def test_answers_turned_over_are_harm_though_they_show_the_same_classes_as_surely():
     guard, adapter = Guard(HOME), Adapted()
     learning(guard, adapter)

@@ -132,7 +132,7 @@ class Guard:
             default as `Weighing` has it for the task.
     """
 
-    harm = 2.0
+    harm = 0.5
     """What is learned and seems to cost more points than this is rolled back."""
     limit = 3
     """After so many times nothing more is learned until the stream has moved."""
