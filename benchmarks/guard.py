@@ -11,9 +11,9 @@
 - --baselines: other methods, one image at a time, with and without the guard;
 - --cost: the time of a step with and without it, over the plain forward.
 
-Every run is a file in --work: stopped in any way, the same command goes on, and several processes
-can share the work (--part 0/2, --part 1/2). --out gathers them when what was asked for is complete,
-and --from takes over what an earlier record holds: cells today, stress tomorrow.
+Every run is a file in --work: stopped in any way, the same command goes on. --jobs 2 shares the
+work between two processes. --out gathers the files when what was asked for is complete, and --from
+takes over what an earlier record holds: cells today, stress tomorrow.
 benchmarks/guard_table.py makes tables of it.
 
 With --tune the images are training images under the extra corruptions and weathers of other seeds:
@@ -24,10 +24,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, Protocol
@@ -184,6 +188,9 @@ class Timing:
         return f"cost {self.model} {self.condition}-{self.severity}"
 
 
+Found = tuple[Job, Result]
+
+
 def conditions(model: str, tune: bool) -> list[tuple[str, int]]:
     """What the streams of a model may look like."""
     names: tuple[str, ...] = EXTRA if tune else CORRUPTIONS
@@ -246,17 +253,12 @@ def planned(kind: str, names: Sequence[str], cells: int, seed: int, tune: bool) 
     )
 
 
-def shared(jobs: Sequence[Job], part: str) -> list[Job]:
-    """The jobs of one of several processes: whole streams, each of which it renders once.
-
-    Args:
-        part: ``"0/2"`` for the first of two.
-    """
-    number, slash, count = part.partition("/")
-    if not (slash and number.isdigit() and count.isdigit() and int(number) < int(count)):
-        raise ValueError(f"--part is such as 0/2 or 1/2, counted from 0; got {part!r}.")
-    places = sorted({job.place for job in jobs})
-    return [job for job in jobs if places.index(job.place) % int(count) == int(number)]
+def by_stream(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs of the same stream together, so that it is rendered once; the first met come first."""
+    streams: dict[tuple[str, Place], list[Job]] = {}
+    for job in jobs:
+        streams.setdefault((job.kind, job.place), []).append(job)
+    return list(streams.values())
 
 
 @cache
@@ -601,6 +603,8 @@ class Bench:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
+        self.code = commit()
+        """What runs them: this process's, whatever is committed meanwhile."""
         self.about: Subject | None = None
         self.place: Place | None = None
         self.frames: list[Frame] = []
@@ -666,16 +670,59 @@ def recorded(job: Job, asked: argparse.Namespace) -> Result | None:
     return result if whole and result["stamp"] == stamp(asked) else None
 
 
-def work(jobs: Sequence[Job], asked: argparse.Namespace) -> Iterator[tuple[Job, Result]]:
+def work(jobs: Sequence[Job], asked: argparse.Namespace) -> Iterator[Found]:
     """Run what is not there yet, and write each result as it comes."""
     left = [job for job in jobs if recorded(job, asked) is None]
-    bench, code = Bench(asked), commit()
+    untimed = by_stream([job for job in left if job.kind != "cost"])
+    timed = by_stream([job for job in left if job.kind == "cost"])
     with Progress("runs", len(jobs), show=True, done=len(jobs) - len(left)) as progress:
-        for job in left:
-            result = {**asdict_of(job), **bench(job), "stamp": stamp(asked), "commit": code}
-            write_whole(path_of(job, asked.work), json.dumps(result).encode())
+        # Times are taken last, when no other process is at work.
+        for found in chain(side_by_side(untimed, asked), in_turn(timed, asked)):
             progress.advance()
-            yield job, result
+            yield found
+
+
+def in_turn(
+    streams: Sequence[Sequence[Job]], asked: argparse.Namespace, bench: Bench | None = None
+) -> Iterator[Found]:
+    """Run the jobs of these streams here, one after another."""
+    bench = bench or Bench(asked)
+    for job in chain.from_iterable(streams):
+        result = {**asdict_of(job), **bench(job), "stamp": stamp(asked), "commit": bench.code}
+        write_whole(path_of(job, asked.work), json.dumps(result).encode())
+        yield job, result
+
+
+def side_by_side(streams: Sequence[Sequence[Job]], asked: argparse.Namespace) -> Iterator[Found]:
+    """Run the jobs of these streams in as many processes as asked for, a stream at a time."""
+    if asked.jobs == 1:
+        yield from in_turn(streams, asked)
+        return
+    # Spawned, for a forked copy of torch's threads may wait for ever.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.jobs, spawn, initializer=begin, initargs=(asked,)) as pool:
+        waiting = [pool.submit(one_of_several, stream, asked) for stream in streams]
+        try:
+            for done in as_completed(waiting):
+                yield from done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+OWN_BENCH: list[Bench] = []
+"""Of a process of several: it keeps its model from one stream to the next."""
+
+
+def begin(asked: argparse.Namespace) -> None:
+    """Make this process one of several: one thread, and gone at Ctrl-C."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    OWN_BENCH.append(Bench(asked))
+
+
+def one_of_several(stream: Sequence[Job], asked: argparse.Namespace) -> list[Found]:
+    """What the jobs of a stream find out."""
+    return list(in_turn([stream], asked, OWN_BENCH[0]))
 
 
 def asdict_of(job: Job) -> Result:
@@ -752,7 +799,7 @@ def parser() -> argparse.ArgumentParser:
     add("--frames", type=int, default=200, help="of a stream (200)")
     add("--source", type=int, default=200, help="training images for the profile (200)")
     add("--seed", type=int, default=0, help="of the draw of cells")
-    add("--part", default="0/1", help="of the work, for several processes: 0/2 and 1/2")
+    add("--jobs", type=int, default=1, help="processes that share the work, one thread each (1)")
     add("--tune", action="store_true", help="other images and conditions than those reported")
     add("--guarded-only", action="store_true", help="no unguarded runs of cells")
     add("--work", type=Path, default=Path("runs/guard"), help="folder of the results")
@@ -770,8 +817,8 @@ def chosen(asked: argparse.Namespace) -> tuple[list[str], list[str]]:
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         raise ValueError(f"no model {unknown[0]!r} ships; there are: {', '.join(MODELS)}.")
-    if min(asked.cells, asked.frames, asked.source) < 1:
-        raise ValueError("--cells, --frames and --source are 1 at least.")
+    if min(asked.cells, asked.frames, asked.source, asked.jobs) < 1:
+        raise ValueError("--cells, --frames, --source and --jobs are 1 at least.")
     for name in names:
         image_sets(name, data(asked, name), asked.tune)
     kinds = [kind for kind in KINDS[1:] if asked.all or getattr(asked, kind)]
@@ -784,20 +831,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         names, kinds = chosen(asked)
         plan = {kind: planned(kind, names, asked.cells, asked.seed, asked.tune) for kind in KINDS}
-        mine = shared([job for kind in kinds for job in plan[kind]], asked.part)
+        jobs = [job for kind in kinds for job in plan[kind]]
         if asked.record is not None:
             print(f"{take_over(asked.record, plan, asked)} results taken over from {asked.record}.")
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     asked.work.mkdir(parents=True, exist_ok=True)
-    for job, result in work(mine, asked):
-        print(told(job, result), flush=True)
+    try:
+        for job, result in work(jobs, asked):
+            print(told(job, result), flush=True)
+    except KeyboardInterrupt:
+        print(f"Stopped. What was run is in {asked.work}; the same command goes on.")
+        return 130
     record = gathered(plan, asked)
-    missing = {kind: record["missing"][kind] for kind in kinds if record["missing"][kind]}
-    if missing:
-        listed = ", ".join(f"{count} of {kind}" for kind, count in missing.items())
-        print(f"Not there yet: {listed}. The other parts run them, or the same command does.")
-        return 0
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(asked.out, f"{json.dumps(record, indent=1, ensure_ascii=False)}\n".encode())

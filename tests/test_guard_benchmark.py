@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -82,18 +84,15 @@ def test_more_cells_than_there_are_is_an_error_and_not_an_endless_draw():
         guard.drawn(461, 0, {"cifar10": ("f",)})
 
 
-def test_parts_share_whole_streams_and_leave_none_out():
+def test_jobs_of_a_stream_stay_together_and_none_is_left_out():
     cells = guard.drawn(60, 0, LAYERS)
-    parts = [guard.shared(cells, f"{n}/3") for n in range(3)]
-    assert sorted((c for part in parts for c in part), key=cells.index) == cells
-    places = [{c.place for c in part} for part in parts]
-    assert sum(map(len, places)) == len(set.union(*places))
-
-
-@pytest.mark.parametrize("part", ["2/2", "1", "a/b", "-1/2"])
-def test_a_part_that_is_none_is_refused(part):
-    with pytest.raises(ValueError, match="counted from 0"):
-        guard.shared([], part)
+    mixed = [*cells[::2], *cells[1::2]]
+    streams = guard.by_stream(mixed)
+    assert sorted((c for own in streams for c in own), key=cells.index) == cells
+    assert len(streams) == len({c.place for c in cells}) < len(cells)
+    # A stress case and a baseline are of other streams, even where the place is the same.
+    assert len(guard.by_stream([guard.Case("streets", "clear", 1),
+                                guard.Baseline("streets", "clear", 0, "tent")])) == 2  # fmt: skip
 
 
 def test_every_stress_case_is_run_at_both_learning_rates():
@@ -246,6 +245,7 @@ def test_the_page_on_the_guard_holds_the_figures_of_its_record():
         (["--cifar10", "/nowhere/at/all"], "there is no folder /nowhere/at/all: --cifar10 DIR"),
         (["--models", "imagenet"], "no model 'imagenet' ships; there are: streets"),
         (["--frames", "0"], "1 at least"),
+        (["--jobs", "0"], "1 at least"),
     ],
 )
 def test_what_cannot_be_run_is_told_before_anything_is(tmp_path, words, said):
@@ -260,14 +260,26 @@ def test_a_folder_without_the_data_is_told_with_what_was_expected_in_it(tmp_path
 
 
 @pytest.mark.guarded
-def test_two_parts_run_two_cells_gather_them_and_run_nothing_twice(tmp_path, capsys, monkeypatch):
+def test_two_cells_are_run_and_gathered_and_nothing_is_run_twice(tmp_path, capsys, monkeypatch):
     out, work = tmp_path / "record.json", tmp_path / "work"
     words = ["--models", "streets", "--cells", "2", "--frames", "6", "--source", "4"]
     words += ["--work", str(work), "--out", str(out)]
-    assert guard.main([*words, "--part", "0/2"]) == 0
-    assert "Not there yet: 1 of cells" in capsys.readouterr().out
+    whole = guard.Bench.__call__
+
+    def stopped_before_the_second(bench, job):
+        if list(work.glob("*.json")):
+            raise KeyboardInterrupt
+        return whole(bench, job)
+
+    monkeypatch.setattr(guard.Bench, "__call__", stopped_before_the_second)
+    assert guard.main(words) == 130
+    assert "the same command goes on" in capsys.readouterr().out
     assert not out.exists()
-    assert guard.main([*words, "--part", "1/2"]) == 0
+    first = {path: path.read_bytes() for path in work.glob("*.json")}
+    assert len(first) == 1
+    monkeypatch.setattr(guard.Bench, "__call__", whole)
+    assert guard.main(words) == 0
+    assert all(path.read_bytes() == before for path, before in first.items())
     found = json.loads(out.read_text())
     assert found["missing"] == {"cells": 0, "stress": 20, "baselines": 18, "cost": 2}
     assert len(found["cells"]) == len(list(work.glob("*.json"))) == 2
@@ -296,3 +308,22 @@ def test_two_parts_run_two_cells_gather_them_and_run_nothing_twice(tmp_path, cap
     cells = guard.drawn(2, 0, {"streets": guard.layers_of("streets")})
     assert guard.recorded(cells[0], asked(work, "--frames", "6", "--source", "4")) is not None
     assert guard.recorded(cells[0], asked(work, "--frames", "7", "--source", "4")) is None
+
+
+@pytest.mark.guarded
+def test_two_processes_find_what_one_does(tmp_path):
+    words = ["--models", "streets", "--cells", "3", "--frames", "5", "--source", "4"]
+    ways = {n: ["--work", str(tmp_path / n), "--out", str(tmp_path / f"{n}.json")] for n in "12"}
+    assert guard.main([*words, *ways["1"]]) == 0
+    done = subprocess.run(
+        [sys.executable, guard.__file__, *words, *ways["2"], "--jobs", "2"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": source ") == 3
+    records = [json.loads((tmp_path / f"{n}.json").read_text())["cells"] for n in ways]
+    for one in [*records[0], *records[1]]:
+        for how in ("guarded", "unguarded"):
+            del one[how]["seconds"]
+    assert len(records[0]) == 3
+    assert records[0] == records[1]
