@@ -164,6 +164,18 @@ def test_the_summary_is_that_of_a_hand_count():
     assert found.look_percent == 20
 
 
+def test_a_share_of_few_cells_is_told_with_its_interval():
+    # Of none or all of n, Wilson's interval is z² / (n + z²) wide: set p = 0 in its formula.
+    assert table.interval(0.0, 10) == pytest.approx((0, 100 * 3.8416 / 13.8416))
+    assert table.interval(100.0, 10) == pytest.approx((100 * 10 / 13.8416, 100))
+    # Its bounds are the shares p for which 297 of 300 is 1.96 deviations of the draw away.
+    for bound in table.interval(99.0, 300):
+        p = bound / 100
+        assert abs(0.99 - p) == pytest.approx(1.96 * (p * (1 - p) / 300) ** 0.5)
+    text = table.figures(record(cells=[cell(0, -2), *[cell(0, 0)] * 9]))
+    assert "90.0 % (1 further below; a draw of this size leaves the share between 59.6 and" in text
+
+
 def test_the_page_says_which_promises_are_kept():
     text = table.figures(record(cells=[cell(-30, -0.5), cell(2, 1.9, model="cifar10")]))
     assert "| all | 2 | 50.0 % → 100.0 % | -30.00 → -0.50 |" in text
