@@ -557,6 +557,26 @@ def test_any_number_of_black_frames_changes_nothing(segmenter, profile):
         torch.testing.assert_close(capped(image), plain(image), rtol=0, atol=0)
 
 
+def test_black_frames_change_nothing_where_the_source_model_answers_either(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, layers=("layer1",), rho=0.3, guard_margin=1e6)
+    for image in stream(9, seed=8, **FOG):
+        adapter(image)
+    assert adapter.guard.mode == "source"
+    assert not adapter.guard.due
+    before = adapter.guard.state()
+    black = torch.full((1, 3, 12, 12), -2.1)
+    for _ in range(12):
+        assert torch.equal(adapter(black), segmenter(black))
+        assert adapter.last.skipped
+    assert same(adapter.guard.state(), before)
+
+
+def test_the_words_name_the_bar_that_is_in_force():
+    guard = Guard(margin=0.5)
+    guard.mode, guard.gain = "source", 0.7  # more than the margin, and not enough to come back
+    assert guard.words().endswith("worth +0.70 points; from 0.75 on it is taken up again")
+
+
 def test_a_stream_that_begins_black_is_left_to_the_source_model(segmenter, profile):
     adapter = bestta.adapt(segmenter, profile, layers=("layer1",), rho=0.3, guard_margin=-1e6)
     black = torch.full((1, 3, 12, 12), -2.1)

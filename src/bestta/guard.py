@@ -489,8 +489,8 @@ class Guard:
             return f"guard, source model: {harm}"
         if self.mode == "source":
             return (
-                f"guard, source model: adapting seems worth {self.gain:+.1f} points, and "
-                f"{self.margin:g} are asked for"
+                f"guard, source model: adapting seems worth {self.gain:+.2f} points; from "
+                f"{self.margin + self.wavering:.4g} on it is taken up again"
             )
         if self.mode == "still":
             return f"guard, held still: {harm}"

@@ -416,7 +416,7 @@ class Adapter(ABC):
         due, source = guard.due, None
         if guard.mode == "source" and not due:
             source = self.predict_source(image)
-            if not guard.passed(glance_at(source), self.learned_size()):
+            if is_blank(image) or not guard.passed(glance_at(source), self.learned_size()):
                 return source, self._left_alone(StepReport(), guard.words())
             due = True
         self.holding = guard.mode != "learning"
