@@ -27,8 +27,10 @@ import json
 import multiprocessing
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain
@@ -51,6 +53,7 @@ from bestta.data.seeds import generator
 from bestta.data.streets import Streets
 from bestta.data.weather import Weather
 from bestta.files import write_whole
+from bestta.interrupt import end_with_parent
 from bestta.metrics import Metric, metric_for
 from bestta.progress import Progress
 from bestta.provenance import commit, provenance
@@ -603,8 +606,6 @@ class Bench:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
-        self.code = commit()
-        """What runs them: this process's, whatever is committed meanwhile."""
         self.about: Subject | None = None
         self.place: Place | None = None
         self.frames: list[Frame] = []
@@ -665,7 +666,10 @@ def recorded(job: Job, asked: argparse.Namespace) -> Result | None:
     path = path_of(job, asked.work)
     if not path.exists():
         return None
-    result: Result = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        result: Result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None  # damaged
     whole = asked.guarded_only or "unguarded" in result
     return result if whole and result["stamp"] == stamp(asked) else None
 
@@ -688,7 +692,7 @@ def in_turn(
     """Run the jobs of these streams here, one after another."""
     bench = bench or Bench(asked)
     for job in chain.from_iterable(streams):
-        result = {**asdict_of(job), **bench(job), "stamp": stamp(asked), "commit": bench.code}
+        result = {**asdict_of(job), **bench(job), "stamp": stamp(asked), "commit": asked.commit}
         write_whole(path_of(job, asked.work), json.dumps(result).encode())
         yield job, result
 
@@ -701,12 +705,17 @@ def side_by_side(streams: Sequence[Sequence[Job]], asked: argparse.Namespace) ->
     # Spawned, for a forked copy of torch's threads may wait for ever.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, spawn, initializer=begin, initargs=(asked,)) as pool:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which processes inherit
         waiting = [pool.submit(one_of_several, stream, asked) for stream in streams]
+        signal.signal(signal.SIGINT, before)
         try:
             for done in as_completed(waiting):
                 yield from done.result()
-        finally:
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()
             pool.shutdown(cancel_futures=True)
+            raise
 
 
 OWN_BENCH: list[Bench] = []
@@ -714,9 +723,10 @@ OWN_BENCH: list[Bench] = []
 
 
 def begin(asked: argparse.Namespace) -> None:
-    """Make this process one of several: one thread, and gone at Ctrl-C."""
+    """Make this process one of several: one thread, and Ctrl-C is its parent's to obey."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     OWN_BENCH.append(Bench(asked))
 
 
@@ -746,13 +756,29 @@ def gathered(plan: Mapping[str, Sequence[Job]], asked: argparse.Namespace) -> Re
     }  # fmt: skip
 
 
+def read(path: Path) -> Result:
+    """A record of this benchmark.
+
+    Raises:
+        ValueError: If the file is none.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON file: {error}.") from None
+    kind = record.get("benchmark") if isinstance(record, dict) else None
+    if kind != "guard" or not set(KINDS) <= set(record):
+        raise ValueError(f"{path} is a record of {kind!r}, not of benchmarks/guard.py.")
+    return dict(record)
+
+
 def take_over(path: Path, plan: Mapping[str, Sequence[Job]], asked: argparse.Namespace) -> int:
     """Write what a record holds of the plan to --work; returns how many results these are.
 
     Raises:
         ValueError: If it is a record of other streams.
     """
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read(path)
     own = {name: record.get(name) for name in stamp(asked)}
     if own != stamp(asked):
         raise ValueError(f"{path} is of {own}, and this is of {stamp(asked)}: leave --from away.")
@@ -837,12 +863,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     asked.work.mkdir(parents=True, exist_ok=True)
+    asked.commit = commit()
+    there = Counter(str(r["commit"]) for job in jobs if (r := recorded(job, asked)) is not None)
+    for code, count in there.items():
+        print(f"{count} runs are in {asked.work} already, of commit {code}.", flush=True)
+    if set(there) - {str(asked.commit)}:
+        print(f"This is commit {asked.commit}; another --work runs them anew.", flush=True)
     try:
         for job, result in work(jobs, asked):
             print(told(job, result), flush=True)
     except KeyboardInterrupt:
         print(f"Stopped. What was run is in {asked.work}; the same command goes on.")
         return 130
+    except BrokenProcessPool:
+        print("A process was killed, for want of memory perhaps; the same command goes on.")
+        return 1
     record = gathered(plan, asked)
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)

@@ -194,17 +194,18 @@ def summary_part(record: Result) -> list[str]:
             lost(whole.cost),
         ),
         "",
-        "The worst with the guard:",
+        f"The worst with the guard; bold, those more than {BELOW:g} point below:",
         "",
         "| model | condition | layer | lr | γ | source | unguarded | guarded |",
         "| :--- | :--- | :--- | ---: | :--- | ---: | ---: | ---: |",
     ]
     for cell in sorted(cells, key=lambda c: gain(c, "guarded"))[:WORST]:
         place = "clear" if not cell["severity"] else f"{cell['condition']} {cell['severity']}"
+        mark = "" if gain(cell, "guarded") >= -BELOW else "**"
         lines.append(
             f"| {cell['model']} | {place} | {cell['layer']} | {cell['lr']:g} | {cell['gamma']} | "
             f"{cell['source']:.2f} | {points(gain(cell, 'unguarded'))} | "
-            f"{points(gain(cell, 'guarded'))} |"
+            f"{mark}{points(gain(cell, 'guarded'))}{mark} |"
         )
     return lines
 
@@ -383,11 +384,13 @@ def read(path: Path) -> Result:
         raise SystemExit(
             f"there is no record {path}: python benchmarks/guard.py --all --out {path} writes one."
         )
-    record: Result = json.loads(path.read_text(encoding="utf-8"))
-    if record.get("benchmark") != "guard":
-        raise SystemExit(
-            f"{path} is a record of {record.get('benchmark')!r}, not of benchmarks/guard.py."
-        )
+    try:
+        record: Result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SystemExit(f"{path} is no JSON file: {error}.") from None
+    kind = record.get("benchmark") if isinstance(record, dict) else None
+    if kind != "guard":
+        raise SystemExit(f"{path} is a record of {kind!r}, not of benchmarks/guard.py.")
     half = [cell["name"] for cell in record["cells"] if "unguarded" not in cell]
     if half:
         raise SystemExit(
@@ -409,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=PAGE)
     asked = parser.parse_args(arguments)
     record = read(asked.record)
-    page = asked.page.read_text(encoding="utf-8")
+    page = asked.page.read_text(encoding="utf-8") if asked.page.exists() else ""
     if START not in page or END not in page:
         raise SystemExit(f"{asked.page} has no place for the figures: {START} … {END}.")
     write_whole(asked.page, written(page, figures(record)).encode())

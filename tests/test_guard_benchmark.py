@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import torch
 
 import bestta
 from nets import stream
+from processes import end_within, spawned_by
 from scripts import load
 
 guard, table = load("guard"), load("guard_table")
@@ -234,9 +238,16 @@ def test_a_record_of_something_else_is_refused(tmp_path):
     other = tmp_path / "cost.json"
     with pytest.raises(SystemExit, match="there is no record"):
         table.read(other)
-    other.write_text('{"benchmark": "cost"}')
-    with pytest.raises(SystemExit, match="a record of 'cost'"):
-        table.read(other)
+    for wrong, said in (
+        ('{"benchmark": "cost"}', "a record of 'cost'"),
+        ("[1]", "a record of None"),
+        ("1 2", "no JSON file"),
+    ):
+        other.write_text(wrong)
+        with pytest.raises(SystemExit, match=said):
+            table.read(other)
+        with pytest.raises(SystemExit, match=said):
+            guard.main(["--models", "streets", "--cells", "2", "--from", str(other)])
 
 
 def test_the_page_on_the_guard_holds_the_figures_of_its_record():
@@ -305,6 +316,14 @@ def test_two_cells_are_run_and_gathered_and_nothing_is_run_twice(tmp_path, capsy
 
     monkeypatch.setattr(guard.Bench, "__call__", None)
     out.unlink()
+    capsys.readouterr()
+    code = guard.commit()
+    monkeypatch.setattr(guard, "commit", lambda: "another")
+    assert guard.main(words) == 0
+    said = capsys.readouterr().out
+    assert f"2 runs are in {work} already, of commit {code}.\nThis is commit another" in said
+    out.unlink()
+    monkeypatch.setattr(guard, "commit", lambda: code)
     assert guard.main(words) == 0
     assert json.loads(out.read_text())["cells"] == found["cells"]
     # Elsewhere, from the record alone.
@@ -316,7 +335,10 @@ def test_two_cells_are_run_and_gathered_and_nothing_is_run_twice(tmp_path, capsy
     words[words.index("--frames") + 1] = "7"
     with pytest.raises(SystemExit, match="'frames': 6"):
         guard.main([*words, "--from", str(tmp_path / "earlier.json")])
-    # With other settings they are other results.
+    # A damaged file is as good as none, and with other settings they are other results.
+    guard.path_of(guard.Timing("streets", "fog", 3), work).write_text('{"name":')
+    timing = guard.Timing("streets", "fog", 3)
+    assert guard.recorded(timing, asked(work, "--frames", "6", "--source", "4")) is None
     cells = guard.drawn(2, 0, {"streets": guard.layers_of("streets")})
     assert guard.recorded(cells[0], asked(work, "--frames", "6", "--source", "4")) is not None
     assert guard.recorded(cells[0], asked(work, "--frames", "7", "--source", "4")) is None
@@ -339,3 +361,26 @@ def test_two_processes_find_what_one_does(tmp_path):
             del one[how]["seconds"]
     assert len(records[0]) == 3
     assert records[0] == records[1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to find workers in")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_or_killed_its_processes_end_with_it(tmp_path, number):
+    words = ["--models", "streets", "--cells", "6", "--frames", "400", "--source", "4"]
+    words += ["--work", str(tmp_path / "work"), "--jobs", "2"]
+    said = tmp_path / "said"
+    # Not through pipes: their ends would be held by the workers.
+    with said.open("w") as out, subprocess.Popen(
+        [sys.executable, guard.__file__, *words], stdout=out, stderr=subprocess.STDOUT
+    ) as running:  # fmt: skip
+        while len(workers := spawned_by(running.pid)) < 2:
+            assert running.poll() is None
+            time.sleep(0.1)
+        running.send_signal(number)
+        running.wait(timeout=60)
+    assert end_within(60, workers)
+    if number == signal.SIGINT:
+        assert running.returncode == 130
+        assert said.read_text() == (
+            f"Stopped. What was run is in {tmp_path / 'work'}; the same command goes on.\n"
+        )

@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -30,6 +29,7 @@ from bestta.data.corruptions import corrupt
 from bestta.data.seeds import generator
 from bestta.data.weather import simulate
 from bestta.protocols import Domain
+from processes import end_within
 
 
 class Squares(ImageSet):
@@ -63,16 +63,6 @@ class Grain:
     def __call__(self, image, seed):
         self.seen.append(seed)
         return image + generator(seed).integers(0, 20, image.shape, dtype=np.uint8)
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # A process that ended stays listed until its parent, here the system's first, asks for it.
-    status = Path(f"/proc/{pid}/stat")
-    return not (status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] == "Z")
 
 
 def fail_on_seven(image, seed):
@@ -298,10 +288,7 @@ def test_workers_end_when_the_consumer_is_killed(tmp_path):
         subprocess.run(command, stdout=out, check=False)
     workers = [int(pid) for pid in (tmp_path / "out").read_text().split()]
     assert len(workers) == 2
-    deadline = time.monotonic() + 30
-    while any(map(alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(alive, workers))
+    assert end_within(30, workers)
 
 
 def test_a_stream_survives_pickling():

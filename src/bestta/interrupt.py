@@ -1,7 +1,8 @@
-"""Ctrl-C that is obeyed between two steps of long work, and never inside one."""
+"""Ctrl-C that is obeyed between two steps of long work, and workers that end with their parent."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -33,3 +34,15 @@ def stop_requests(tell: bool) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_with_parent() -> None:
+    """Have this process, one of several workers, end when its parent is gone, even if killed."""
+
+    def follow() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -7,10 +7,7 @@ asked for without rendering what lies before it, so a stopped run goes on where 
 from __future__ import annotations
 
 import bisect
-import multiprocessing
-import os
 import signal
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +21,7 @@ import numpy as np
 
 from bestta.data.samples import ImageSet, Pixels, Skipped, UnreadableImage
 from bestta.data.seeds import Seed
+from bestta.interrupt import end_with_parent
 
 Effect = Callable[[Pixels, Seed], Pixels]
 """What a condition does to an image: ``effect(image, seed)``, a pure function of the two."""
@@ -307,15 +305,7 @@ def _begin(stream: Stream) -> None:
     cv2.setNumThreads(0)
     # Ctrl-C is for the consumer, which then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow, daemon=True).start()
-
-
-def _follow() -> None:
-    """End this process when the consumer is gone, even if it was killed."""
-    consumer = multiprocessing.parent_process()
-    if consumer is not None:
-        consumer.join()
-        os._exit(1)
+    end_with_parent()
 
 
 def _render(position: int) -> Frame | Skipped:
