@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain
@@ -705,9 +706,8 @@ def side_by_side(streams: Sequence[Sequence[Job]], asked: argparse.Namespace) ->
     # Spawned, for a forked copy of torch's threads may wait for ever.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, spawn, initializer=begin, initargs=(asked,)) as pool:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which processes inherit
-        waiting = [pool.submit(one_of_several, stream, asked) for stream in streams]
-        signal.signal(signal.SIGINT, before)
+        with ctrl_c_waits():  # processes start with it, and leave Ctrl-C to their parent
+            waiting = [pool.submit(one_of_several, stream, asked) for stream in streams]
         try:
             for done in as_completed(waiting):
                 yield from done.result()
@@ -718,12 +718,25 @@ def side_by_side(streams: Sequence[Sequence[Job]], asked: argparse.Namespace) ->
             raise
 
 
+@contextmanager
+def ctrl_c_waits() -> Iterator[None]:
+    """Put Ctrl-C off to the end; processes that are started meanwhile never hear it."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 OWN_BENCH: list[Bench] = []
 """Of a process of several: it keeps its model from one stream to the next."""
 
 
 def begin(asked: argparse.Namespace) -> None:
-    """Make this process one of several: one thread, and Ctrl-C is its parent's to obey."""
+    """Make this process one of several, of one thread, which ends when its parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     torch.set_num_threads(1)

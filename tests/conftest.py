@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -29,6 +30,14 @@ settings.load_profile("bestta")
 def _one_thread_one_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def _python_hears_ctrl_c():
+    """As in a terminal: a shell has what it runs in the background ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 # Methods are tested as they are: a guard would have these nets' source model answer. Tests of what

@@ -364,6 +364,7 @@ def test_two_processes_find_what_one_does(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to find workers in")
+@pytest.mark.usefixtures("_python_hears_ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_or_killed_its_processes_end_with_it(tmp_path, number):
     words = ["--models", "streets", "--cells", "6", "--frames", "400", "--source", "4"]
@@ -373,11 +374,14 @@ def test_stopped_or_killed_its_processes_end_with_it(tmp_path, number):
     with said.open("w") as out, subprocess.Popen(
         [sys.executable, guard.__file__, *words], stdout=out, stderr=subprocess.STDOUT
     ) as running:  # fmt: skip
-        while len(workers := spawned_by(running.pid)) < 2:
-            assert running.poll() is None
-            time.sleep(0.1)
-        running.send_signal(number)
-        running.wait(timeout=60)
+        try:
+            while len(workers := spawned_by(running.pid)) < 2:
+                assert running.poll() is None
+                time.sleep(0.01)
+            running.send_signal(number)
+            running.wait(timeout=60)
+        finally:
+            running.kill()
     assert end_within(60, workers)
     if number == signal.SIGINT:
         assert running.returncode == 130

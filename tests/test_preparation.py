@@ -464,14 +464,6 @@ def test_stopped_twice_it_still_ends_with_the_same_bits(model, tmp_path):
     assert resumed.images == whole.images == 11
 
 
-@pytest.fixture
-def _python_hears_ctrl_c():
-    """As in a terminal: a shell has what it runs in the background ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("_python_hears_ctrl_c")
 def test_without_a_checkpoint_ctrl_c_stops_at_once(model):
     with pytest.raises(KeyboardInterrupt):
