@@ -79,7 +79,7 @@ def test_arrows_point_one_way():
         "calibration": paper | {"_version", "adapters", "calibration", "data", "reports"},
         "models": {"models", "files", "profile"},
         "data": {"data", "progress"},
-        "protocols": {"protocols", "data"},
+        "protocols": {"protocols", "data", "interrupt"},
         "metrics": {"metrics"},
         "training": sources | long_work | {"training", "profile"},
         "benchmark": sources | long_work | paper | {"adapters", "training", "benchmark"},
