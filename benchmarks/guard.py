@@ -706,9 +706,9 @@ def side_by_side(streams: Sequence[Sequence[Job]], asked: argparse.Namespace) ->
     # Spawned, for a forked copy of torch's threads may wait for ever.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, spawn, initializer=begin, initargs=(asked,)) as pool:
-        with ctrl_c_waits():  # processes start with it, and leave Ctrl-C to their parent
-            waiting = [pool.submit(one_of_several, stream, asked) for stream in streams]
         try:
+            with ctrl_c_waits():  # processes start with it, and leave Ctrl-C to their parent
+                waiting = [pool.submit(one_of_several, stream, asked) for stream in streams]
             for done in as_completed(waiting):
                 yield from done.result()
         except BaseException:

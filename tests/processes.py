@@ -24,16 +24,3 @@ def end_within(seconds: float, pids: Iterable[int]) -> bool:
     while (left := [pid for pid in left if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not left
-
-
-def spawned_by(parent: int) -> list[int]:
-    """The workers that a process has spawned; on Linux."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in children if b"spawn_main" in command(pid)]
-
-
-def command(pid: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it has just ended
-        return b""

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 import bestta
 from nets import stream
-from processes import end_within, spawned_by
+from processes import end_within
 from scripts import load
 
 guard, table = load("guard"), load("guard_table")
@@ -336,8 +335,8 @@ def test_two_cells_are_run_and_gathered_and_nothing_is_run_twice(tmp_path, capsy
     with pytest.raises(SystemExit, match="'frames': 6"):
         guard.main([*words, "--from", str(tmp_path / "earlier.json")])
     # A damaged file is as good as none, and with other settings they are other results.
-    guard.path_of(guard.Timing("streets", "fog", 3), work).write_text('{"name":')
     timing = guard.Timing("streets", "fog", 3)
+    guard.path_of(timing, work).write_text('{"name":')
     assert guard.recorded(timing, asked(work, "--frames", "6", "--source", "4")) is None
     cells = guard.drawn(2, 0, {"streets": guard.layers_of("streets")})
     assert guard.recorded(cells[0], asked(work, "--frames", "6", "--source", "4")) is not None
@@ -363,28 +362,34 @@ def test_two_processes_find_what_one_does(tmp_path):
     assert records[0] == records[1]
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to find workers in")
 @pytest.mark.usefixtures("_python_hears_ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_or_killed_its_processes_end_with_it(tmp_path, number):
+    code = (
+        "import multiprocessing, os, sys, threading, time\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "import guard\n"
+        "def strike():\n"
+        "    while len(workers := multiprocessing.active_children()) < 2:\n"
+        "        time.sleep(0.01)\n"
+        "    print(*(worker.pid for worker in workers), flush=True)\n"
+        "    os.kill(os.getpid(), int(sys.argv[2]))\n"
+        "threading.Thread(target=strike, daemon=True).start()\n"
+        "sys.exit(guard.main(sys.argv[3:]))\n"
+    )
     words = ["--models", "streets", "--cells", "6", "--frames", "400", "--source", "4"]
     words += ["--work", str(tmp_path / "work"), "--jobs", "2"]
-    said = tmp_path / "said"
+    command = [sys.executable, "-c", code, str(Path(guard.__file__).parent), str(int(number))]
     # Not through pipes: their ends would be held by the workers.
-    with said.open("w") as out, subprocess.Popen(
-        [sys.executable, guard.__file__, *words], stdout=out, stderr=subprocess.STDOUT
-    ) as running:  # fmt: skip
-        try:
-            while len(workers := spawned_by(running.pid)) < 2:
-                assert running.poll() is None
-                time.sleep(0.01)
-            running.send_signal(number)
-            running.wait(timeout=60)
-        finally:
-            running.kill()
+    with (tmp_path / "said").open("w") as out:
+        done = subprocess.run(
+            [*command, *words], stdout=out, stderr=subprocess.STDOUT, check=False, timeout=120
+        )
+    first, *rest = (tmp_path / "said").read_text().splitlines()
+    workers = [int(pid) for pid in first.split()]
+    assert len(workers) == 2
     assert end_within(60, workers)
     if number == signal.SIGINT:
-        assert running.returncode == 130
-        assert said.read_text() == (
-            f"Stopped. What was run is in {tmp_path / 'work'}; the same command goes on.\n"
-        )
+        assert done.returncode == 130
+        told = f"Stopped. What was run is in {tmp_path / 'work'}; the same command goes on."
+        assert rest == [told]
