@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +13,7 @@ from torch.nn import functional as F
 
 import bestta
 import oracle
-from bestta.bein import SLOPE_MAX, SLOPE_MIN, BeIN, bein_affine
+from bestta.bein import SLOPE_MAX, SLOPE_MIN, BeIN, bein_affine, own_weight
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -307,6 +310,90 @@ def test_a_layers_state_dict_carries_the_streams_statistics():
     assert fresh.mu_x is None
 
 
+def weighed(images, mu_s, sigma_s, spreads, decay):
+    """The weighed statistics of each image, (C,) each, written out in NumPy, one image a time."""
+    (m, s), q, out = (None, None), [v.numpy().copy() for v in spreads], []
+    for n, x in enumerate(images):
+        own = [v.flatten().numpy() for v in oracle.instance_statistics(x)]
+        step = max(1 - decay, 1 / (n + 1))
+        if n == 0:
+            m, s = own
+        else:
+            q = [v + step * ((o - a) ** 2 - v) for v, o, a in zip(q, own, (m, s), strict=True)]
+            m, s = m + step * (own[0] - m), s + step * (own[1] - s)
+        shrunk = np.minimum(s / sigma_s.numpy(), 1) ** 2
+        style = []
+        for o, a, v, source in zip(own, (m, s), q, spreads, strict=True):
+            style.append(a + np.clip(1 - shrunk * source.numpy() / v, 0, 1) * (o - a))
+        out.append(style)
+    return out
+
+
+def test_weighed_statistics_are_those_written_out_by_hand():
+    mu_s, sigma_s, _, _ = style(3)
+    spreads = torch.tensor([0.01, 0.3, 2.0]).double(), torch.tensor([0.02, 0.1, 1.0]).double()
+    layer = BeIN(mu_s, sigma_s, 1.0, statistics_decay=0.75, spread=spreads)
+    images = [features(1, 3, 4, 4, seed=5 + i) * (1 + 0.3 * i) + 0.2 * i for i in range(7)]
+    expected = weighed(images, mu_s, sigma_s, spreads, 0.75)
+    for x, (mu, sigma) in zip(images, expected, strict=True):
+        mu, sigma = (torch.from_numpy(v).view(1, 3, 1, 1) for v in (mu, sigma))
+        adain = sigma_s.view(1, 3, 1, 1) * (x - mu) / sigma + mu_s.view(1, 3, 1, 1)
+        torch.testing.assert_close(layer(x), adain)
+
+
+def test_a_stream_that_varies_as_the_source_does_is_averaged_and_one_that_jumps_is_followed():
+    """In the limit: spread as expected leaves no weight to one image, far beyond it leaves all."""
+    expected = torch.tensor([0.5, 0.5, 0.5])
+    spread = torch.tensor([0.5, 0.25, 5e5])
+    weight = own_weight(spread, expected, contrast=torch.ones(3))
+    torch.testing.assert_close(weight, torch.tensor([0.0, 0.0, 1.0]), atol=1e-5, rtol=0)
+    # Half the contrast: a quarter of the variance is what is shown, the rest is style.
+    halved = own_weight(expected, expected, contrast=torch.full((3,), 0.5))
+    torch.testing.assert_close(halved, torch.full((3,), 0.75))
+    # A channel that never varies, nor did in the source, has nothing to weigh.
+    assert bool(own_weight(torch.zeros(3), torch.zeros(3), torch.ones(3)).isfinite().all())
+
+
+def test_the_weighed_gradient_passes_the_numerical_check():
+    mu_s, sigma_s, _, _ = style(2)
+    layer = BeIN(mu_s, sigma_s, 0.5, statistics_decay=0.5, spread=(sigma_s * 0.1, sigma_s * 0.1))
+    layer(features(1, 2, 3, 3, seed=5))
+    layer(features(1, 2, 3, 3, seed=6) * 2)
+    remembered, held = layer.remembered(), torch.full((2,), 0.3).double()
+
+    def run(x):
+        layer.remember(remembered)
+        # The weights are numbers of the stream's, and no function of the image: hold them.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys.modules["bestta.bein"], "own_weight", lambda *_: held)
+            return layer(x)
+
+    x = features(1, 2, 3, 3, seed=7).requires_grad_()
+    assert torch.autograd.gradcheck(run, (x,))
+
+
+def test_a_layers_state_dict_carries_what_weighing_needs():
+    def build():
+        spread = torch.full((3,), 0.1), torch.full((3,), 0.1)
+        return BeIN(torch.zeros(3), torch.ones(3), statistics_decay=0.5, spread=spread)
+
+    used, fresh = build(), build()
+    for seed in range(3):
+        used(features(1, 3, 4, 4, seed=seed, dtype=torch.float32))
+    fresh.load_state_dict(used.state_dict())
+    x = features(1, 3, 4, 4, seed=9, dtype=torch.float32)
+    assert torch.equal(fresh(x), used(x))
+
+
+def test_images_that_overflow_do_not_enter_weighed_statistics():
+    spread = torch.full((3,), 0.1), torch.full((3,), 0.1)
+    layer = BeIN(torch.zeros(3), torch.ones(3), statistics_decay=0.9, spread=spread)
+    huge = torch.full((1, 3, 2, 2), 1e25) * torch.tensor([1.0, -1.0])
+    for x in (huge, features(1, 3, 4, 4, dtype=torch.float32), huge):
+        layer(x)
+    assert all(bool(value.isfinite().all()) for value in layer.remembered().values())
+
+
 def test_without_decay_the_layer_remembers_nothing():
     mu_s, sigma_s, _, _ = style(3)
     layer = BeIN(mu_s, sigma_s)
@@ -331,6 +418,8 @@ def test_without_decay_the_layer_remembers_nothing():
         (lambda: BeIN(torch.ones(3), torch.ones(3), slope_min=0.0), "0 < slope_min"),
         (lambda: BeIN(torch.ones(3), torch.ones(3), gamma_shape="two"), "'channel' or 'scalar'"),
         (lambda: BeIN(torch.ones(3), torch.ones(3), statistics_decay=1.0), "statistics_decay"),
+        (lambda: BeIN(torch.ones(3), torch.ones(3), spread=(torch.ones(2),) * 2), "spread"),
+        (lambda: BeIN(torch.ones(3), torch.ones(3), spread=(-torch.ones(3),) * 2), "spread"),
         (
             lambda: bestta.bein(
                 torch.ones(1, 3, 2, 2), torch.ones(3), torch.ones(3), torch.ones(2), 0.0, 0.5

@@ -426,6 +426,7 @@ def run(adapter, images) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
 SETTINGS = [
     {},
     {"statistics_decay": 0.8, "lr": 0.05},
+    {"statistics_decay": 0.8, "statistics": "weighed"},
     {"gamma": "absolute", "gamma_shape": "scalar", "predict": "after"},
 ]
 
@@ -546,6 +547,7 @@ def test_a_damaged_state_file_is_refused_and_changes_nothing(segmenter, profile,
         ({**tensors, "images_seen": torch.zeros(2)}, about),
         ({**tensors, "generator": tensors["generator"][:-1]}, about),
         (without(tensors, "layer1/mu_x"), about),
+        ({**tensors, "layer1/seen": torch.tensor(3.0)}, about),
         ({**tensors, "layer1/sigma_x": -tensors["layer1/sigma_x"]}, about),
         (tensors, without(about, "settings")),
         (tensors, {**about, "model": {"name": "?"}}),
@@ -555,6 +557,19 @@ def test_a_damaged_state_file_is_refused_and_changes_nothing(segmenter, profile,
             adapter.load(path)
         assert same(before, adapter.state())
         assert adapter.images_seen == 2
+
+
+def test_statistics_are_weighed_only_with_a_profile_that_knows_how_images_differ(
+    segmenter, profile, tmp_path
+):
+    path = tmp_path / "profile"
+    profile.save(path)
+    tensors, about = load_tensors(path, "source profile")
+    old = {name: t for name, t in tensors.items() if not name.endswith("_spread")}
+    save_tensors(path, old, about)
+    bestta.adapt(segmenter, path, statistics_decay=0.9)
+    with pytest.raises(ValueError, match="Collect it anew"):
+        bestta.adapt(segmenter, path, statistics_decay=0.9, statistics="weighed")
 
 
 def test_the_order_in_which_layers_are_named_means_nothing(segmenter, profile, tmp_path):

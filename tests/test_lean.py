@@ -196,6 +196,7 @@ def assert_function_alike(function, x: Tensor, channels_last: bool, tolerance: f
         {},
         {"layers": ("layer1", "layer2", "layer3")},
         {"layers": ("layer2",), "statistics_decay": 0.9},
+        {"layers": ("layer1", "layer3"), "statistics_decay": 0.9, "statistics": "weighed"},
         {"predict": "after"},
         {"embedding": "map"},
         {"batch": 2},

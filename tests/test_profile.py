@@ -105,6 +105,18 @@ def test_merging_equals_collecting_together(segmenter):
             torch.testing.assert_close(ours, expected)
 
 
+def test_the_spread_is_the_variance_of_the_images_own_statistics(segmenter):
+    """By torch.var over all images at once, whatever batches they came in."""
+    images = [image * (1 + i) for i, image in enumerate(stream(7, seed=4))]
+    batches = [torch.cat(images[:3]), torch.cat(images[3:4]), torch.cat(images[4:])]
+    seen = SourceProfile.collect(segmenter, batches, layers="layer1").layers["layer1"]
+    features = torch.cat([features_at_layer1(segmenter, x) for x in images]).double()
+    mean, deviation = features.mean((2, 3)), features.var((2, 3), correction=0).sqrt()
+    torch.testing.assert_close(seen.mu_spread, mean.var(0, correction=0), rtol=1e-4, atol=1e-8)
+    expected = deviation.var(0, correction=0)
+    torch.testing.assert_close(seen.sigma_spread, expected, rtol=1e-4, atol=1e-8)
+
+
 def test_collecting_leaves_the_model_as_it_was(segmenter):
     before = snapshot(segmenter)
     SourceProfile.collect(segmenter, stream(3, seed=4), layers=LAYERS)

@@ -15,6 +15,7 @@ With both γ at zero, ρ=0 is the identity and ρ=1 is AdaIN to the source style
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +32,10 @@ SLOPE_MIN, SLOPE_MAX = 1e-3, 1e3
 behind which the features are inverted; the lower bound keeps ``a`` in front of it."""
 
 GammaShape = Literal["channel", "scalar"]
+
+STREAM = ("mu_x", "sigma_x", "mu_spread", "sigma_spread", "seen")
+"""What a layer remembers of its stream: the statistics' averages, (C,), how much single images vary
+round them, (C,), and how many there were, ()."""
 
 
 def channel_axis(x: Tensor, channel_dim: int | None = None) -> int:
@@ -142,21 +147,17 @@ def transfer(
     slope_min: float = SLOPE_MIN,
     slope_max: float = SLOPE_MAX,
     channel_dim: int | None = None,
-    stream: tuple[Tensor, Tensor] | None = None,
-    stream_weight: float = 0.0,
     found: tuple[Tensor, Tensor] | None = None,
+    style: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Transfer]:
     """`bein`, and what it did.
 
-    ``stream`` are the statistics (μ, σ) of the images before, (C,); ``found`` are mean and variance
-    of ``x``, (B, C), if they are known.
+    ``found`` are mean and variance of ``x``, (B, C), if they are known; ``style`` are the
+    statistics (μ_x, σ_x), (B, C), to normalise with, if not those.
     """
     axis = channel_axis(x, channel_dim)
     mean, variance = style_of(x, mu_s, axis) if found is None else found
-    mu_x, sigma_x = mean, (variance + eps).sqrt()
-    if stream is not None:
-        mu_x = stream_weight * stream[0] + (1 - stream_weight) * mu_x
-        sigma_x = stream_weight * stream[1] + (1 - stream_weight) * sigma_x
+    mu_x, sigma_x = (mean, (variance + eps).sqrt()) if style is None else style
     if relative:
         gamma_mu, gamma_sigma = sigma_s * gamma_mu, sigma_s * gamma_sigma
     a, b = bein_affine(
@@ -181,6 +182,23 @@ def style_of(x: Tensor, mu_s: Tensor, axis: int) -> tuple[Tensor, Tensor]:
             f"these features, {tuple(x.shape)}, have {x.shape[axis]} (on axis {axis})."
         )
     return instance_moments(x, axis)
+
+
+def own_weight(spread: Tensor, expected: Tensor, contrast: Tensor) -> Tensor:
+    """How far to follow an image's own statistics, 0 to 1, instead of the stream's average, (C,).
+
+    Images differ by what they show, and a style is what is left of that. How much statistics vary
+    by what is shown is known from source images; what they vary in the stream beyond it is style
+    that changes from image to image, and as large a share of an image's deviation from the average
+    is believed. It is the weight of the best linear estimate, if the two vary independently.
+
+    Args:
+        spread: Variance of a statistic between images of the stream.
+        expected: The same of source images.
+        contrast: The stream's deviation over the source's. In fog all of an image is nearly
+            alike, so what is shown makes less of a difference.
+    """
+    return (1 - contrast**2 * expected / spread.clamp(min=1e-12)).clamp(0, 1)
 
 
 def bein(
@@ -247,6 +265,9 @@ class BeIN(nn.Module):
         statistics_decay: 0 normalises each image by its own statistics, as in the paper; above 0,
             by their exponential moving average over the stream (``mu_x``, ``sigma_x``), which
             every forward then advances.
+        spread: How much the statistics of single source images vary, two variances (C,), of their
+            means and of their deviations. With it the average is moved towards the image's own
+            statistics as far as images of the stream vary more than these: see `own_weight`.
         eps, slope_min, slope_max, channel_dim: As in `bein`.
     """
 
@@ -254,6 +275,11 @@ class BeIN(nn.Module):
     sigma_s: Tensor
     mu_x: Tensor | None
     sigma_x: Tensor | None
+    mu_spread: Tensor | None
+    sigma_spread: Tensor | None
+    seen: Tensor | None
+    source_mu_spread: Tensor | None
+    source_sigma_spread: Tensor | None
 
     def __init__(
         self,
@@ -264,6 +290,7 @@ class BeIN(nn.Module):
         gamma_shape: GammaShape = "channel",
         relative: bool = False,
         statistics_decay: float = 0.0,
+        spread: tuple[Tensor, Tensor] | None = None,
         eps: float = EPS,
         slope_min: float = SLOPE_MIN,
         slope_max: float = SLOPE_MAX,
@@ -283,11 +310,22 @@ class BeIN(nn.Module):
         self.channel_dim = channel_dim
         self.register_buffer("mu_s", mu_s.detach().clone())
         self.register_buffer("sigma_s", sigma_s.detach().clone())
-        self.register_buffer("mu_x", None)
-        self.register_buffer("sigma_x", None)
+        of_mu, of_sigma = (None, None) if spread is None else check_spread(spread, mu_s)
+        # Not saved with the layer: like ρ, they are how it was built.
+        self.register_buffer("source_mu_spread", of_mu, persistent=False)
+        self.register_buffer("source_sigma_spread", of_sigma, persistent=False)
+        for name in STREAM:
+            self.register_buffer(name, None)
         start = torch.zeros_like(mu_s) if gamma_shape == "channel" else mu_s.new_zeros(())
         self.gamma_mu = nn.Parameter(start.detach().clone())
         self.gamma_sigma = nn.Parameter(start.detach().clone())
+
+    @property
+    def source_spread(self) -> tuple[Tensor, Tensor] | None:
+        """How much the means and the deviations of single source images vary, if that counts."""
+        if self.source_mu_spread is None or self.source_sigma_spread is None:
+            return None
+        return self.source_mu_spread, self.source_sigma_spread
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each channel of each sample of ``x``, (B, C)."""
@@ -311,7 +349,8 @@ class BeIN(nn.Module):
 
         ``found`` is what `moments` returned for ``x``, if it was asked before.
         """
-        stream = None if self.mu_x is None or self.sigma_x is None else (self.mu_x, self.sigma_x)
+        found = self.moments(x) if found is None else found
+        style, after = self._style(*found)
         y, done = transfer(
             x,
             self.mu_s,
@@ -324,24 +363,81 @@ class BeIN(nn.Module):
             slope_min=self.slope_min,
             slope_max=self.slope_max,
             channel_dim=self.channel_dim,
-            stream=stream,
-            stream_weight=self.statistics_decay,
             found=found,
+            style=style,
         )
-        if self.statistics_decay > 0:
-            # Choice: a batch moves the average once, by the mean of its samples.
-            mu_x, sigma_x = done.mu_x.detach().mean(0), done.sigma_x.detach().mean(0)
-            finite = mu_x.isfinite() & sigma_x.isfinite()
-            before = stream or (self.mu_s, self.sigma_s)
-            self.mu_x = torch.where(finite, mu_x, before[0])
-            self.sigma_x = torch.where(finite, sigma_x, before[1])
+        for name, value in after.items():
+            setattr(self, name, value)
         return y, done
+
+    def _style(
+        self, mean: Tensor, variance: Tensor
+    ) -> tuple[tuple[Tensor, Tensor] | None, dict[str, Tensor]]:
+        """What to normalise with, (B, C), if not the images' own; and what to remember then."""
+        if self.statistics_decay == 0:
+            return None, {}
+        own = mean, (variance + self.eps).sqrt()
+        usable = own[0].isfinite().all(0) & own[1].isfinite().all(0)
+        step = 1 - self.statistics_decay
+        if self.source_spread is None:
+            mu, sigma = (self._averaged(i, value, step) for i, value in enumerate(own))
+            return (mu, sigma), self._remembered(mu, sigma, usable)
+        # A mean of all images before it is one that fades: single ones are measured against it.
+        seen = 0.0 if self.seen is None else float(self.seen)
+        step = max(step, 1 / (seen + 1))
+        mu, sigma = (
+            self._averaged(i, value, step).mean(0, keepdim=True) for i, value in enumerate(own)
+        )
+        after = self._remembered(mu, sigma, usable)
+        contrast = (after["sigma_x"] / self.sigma_s).clamp(max=1.0)
+        of_mu, of_sigma = self.source_spread
+        mu_spread = self._spread(0, of_mu, own[0], step, usable)
+        sigma_spread = self._spread(1, of_sigma, own[1], step, usable)
+        mu = mu + own_weight(mu_spread, of_mu, contrast) * (own[0] - mu)
+        sigma = sigma + own_weight(sigma_spread, of_sigma, contrast) * (own[1] - sigma)
+        after |= {"mu_spread": mu_spread, "sigma_spread": sigma_spread}
+        return (mu, sigma), after | {"seen": self.mu_s.new_tensor(seen + 1)}
+
+    def _averaged(self, which: int, value: Tensor, step: float) -> Tensor:
+        """The stream's mean (0) or deviation (1), moved by ``step`` to that of each image."""
+        before = (self.mu_x, self.sigma_x)[which]
+        return value if before is None else (1 - step) * before + step * value
+
+    def _remembered(self, mu: Tensor, sigma: Tensor, usable: Tensor) -> dict[str, Tensor]:
+        """The averages to go on with: a batch moves them once, by the mean of its samples."""
+        before = (self.mu_s, self.sigma_s)
+        if self.mu_x is not None and self.sigma_x is not None:
+            before = (self.mu_x, self.sigma_x)
+        return {
+            "mu_x": torch.where(usable, mu.detach().mean(0), before[0]),
+            "sigma_x": torch.where(usable, sigma.detach().mean(0), before[1]),
+        }
+
+    def _spread(
+        self, which: int, expected: Tensor, value: Tensor, step: float, usable: Tensor
+    ) -> Tensor:
+        """How much images of the stream vary, (C,): at first as those of the source do."""
+        so_far = (self.mu_spread, self.sigma_spread)[which]
+        average = (self.mu_x, self.sigma_x)[which]
+        if so_far is None or average is None:
+            return expected
+        away = ((value.detach() - average) ** 2).mean(0)
+        return torch.where(usable, so_far + step * (away - so_far), so_far)
+
+    def remembered(self) -> dict[str, Tensor | None]:
+        """What is remembered of the stream, by the names in `STREAM`."""
+        return {name: getattr(self, name) for name in STREAM}
+
+    def remember(self, stream: Mapping[str, Tensor | None]) -> None:
+        """Go on from what `remembered` returned."""
+        for name in STREAM:
+            setattr(self, name, stream[name])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Make room for the stream's statistics, which a fresh layer does not have yet."""
-        for name in ("mu_x", "sigma_x"):
+        for name in STREAM:
             saved = state_dict.get(prefix + name)
-            setattr(self, name, None if saved is None else torch.empty_like(self.mu_s))
+            setattr(self, name, None if saved is None else torch.empty_like(saved))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
@@ -370,6 +466,17 @@ def check_style(mu_s: Tensor, sigma_s: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("the source style must be finite, and its deviations not negative.")
     dtype = torch.promote_types(mu_s.dtype, torch.float32)
     return mu_s.to(dtype), sigma_s.to(dtype)
+
+
+def check_spread(spread: tuple[Tensor, Tensor], mu_s: Tensor) -> tuple[Tensor, Tensor]:
+    """How much statistics vary between source images, beside ``mu_s``, or a ValueError."""
+    for values in spread:
+        if values.shape != mu_s.shape or not bool((values.isfinite() & (values >= 0)).all()):
+            raise ValueError(
+                "spread is two variances of one number per channel, finite and not negative; "
+                f"seen: {tuple(values.shape)} beside {mu_s.numel()} channels."
+            )
+    return spread[0].to(mu_s), spread[1].to(mu_s)
 
 
 def check_gamma(name: str, gamma: Tensor | float, mu_s: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """SourceProfile: what is known of the source at each chosen layer, in one small file.
 
 Before deployment the model sees unlabelled source images once. Kept are, per layer, the source
-style (μ̄_s, σ̄_s) and the mean source embedding, averaged over the images as they come: neither
-the images nor their features stay. On board the profile stands in for the source data.
+style (μ̄_s, σ̄_s), how much it varies between images, and the mean source embedding, averaged over
+the images as they come: neither the images nor their features stay. On board the profile stands in
+for the source data.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True, eq=False)
 class LayerProfile:
-    """The source style at one layer. Every tensor is an average over images."""
+    """The source style at one layer. Every tensor is an average or a variance over images."""
 
     mu: Tensor
     """μ̄_s, the mean of the images' channel means, (C,), float64; also the mean pooled embedding."""
@@ -103,6 +104,18 @@ class LayerProfile:
     """Where the channels lie, if not at the usual place."""
     embedding_map: Tensor | None = None
     """The mean source embedding as a whole map, if asked for, shaped like the features, fp32."""
+    mu_spread: Tensor | None = None
+    """Variance of the images' channel means, (C,), float64: how much they differ by what they
+    show. Profiles of before this was kept have none."""
+    sigma_spread: Tensor | None = None
+    """Likewise of their channel deviations."""
+
+    @property
+    def spread(self) -> tuple[Tensor, Tensor] | None:
+        """Both variances between images, if they are known."""
+        if self.mu_spread is None or self.sigma_spread is None:
+            return None
+        return self.mu_spread, self.sigma_spread
 
     def embedding(self, kind: Embedding) -> Tensor:
         """The mean source embedding: (C,) if pooled, otherwise shaped like the features."""
@@ -126,11 +139,21 @@ class LayerProfile:
                     "Pooled embeddings take any."
                 )
             maps = self.embedding_map.lerp(other.embedding_map, weight)
+        mu_spread = sigma_spread = None
+        if self.spread is not None and other.spread is not None:
+            # Within either set of images, and between the two.
+            gaps = (self.mu - other.mu, self.sigma - other.sigma)
+            mu_spread, sigma_spread = (
+                one.lerp(two, weight) + weight * (1 - weight) * gap**2
+                for one, two, gap in zip(self.spread, other.spread, gaps, strict=True)
+            )
         return replace(
             self,
             mu=self.mu.lerp(other.mu, weight),
             sigma=self.sigma.lerp(other.sigma, weight),
             embedding_map=maps,
+            mu_spread=mu_spread,
+            sigma_spread=sigma_spread,
         )
 
 
@@ -352,6 +375,8 @@ class SourceProfile:
         tensors = {}
         for name, layer in self.layers.items():
             tensors[f"{name}/mu"], tensors[f"{name}/sigma"] = layer.mu, layer.sigma
+            if layer.spread is not None:
+                tensors[f"{name}/mu_spread"], tensors[f"{name}/sigma_spread"] = layer.spread
             if layer.embedding_map is not None:
                 tensors[f"{name}/embedding_map"] = layer.embedding_map
         for method, learned in self.prepared.items():
@@ -389,6 +414,8 @@ class SourceProfile:
                     tensors[f"{name}/sigma"],
                     more["channel_dim"],
                     tensors.get(f"{name}/embedding_map"),
+                    tensors.get(f"{name}/mu_spread"),
+                    tensors.get(f"{name}/sigma_spread"),
                 )
                 for name, more in about["layers"].items()
             }
@@ -496,6 +523,8 @@ class _Seen(NamedTuple):
             self.sigma[keep].mean(0),
             self.channel_dim,
             None if self.maps is None else self.maps[keep].mean(0),
+            self.mean[keep].var(0, correction=0),
+            self.sigma[keep].var(0, correction=0),
         )
 
 

@@ -36,7 +36,7 @@ from bestta.adapters.settings import (
     one_of,
     within,
 )
-from bestta.bein import BeIN, GammaShape, Transfer, apply_affine, channel_axis
+from bestta.bein import STREAM, BeIN, GammaShape, Transfer, apply_affine, channel_axis
 from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
 from bestta.lean import LeanModel, lean_entropy_loss
 from bestta.losses import (
@@ -110,6 +110,10 @@ class BesttaConfig(AdapterConfig):
     statistics_decay: float = 0.0
     """0: normalise by the image's own statistics, as in the paper. Above: by their moving average
     over the stream, with this decay."""
+    statistics: Literal["average", "weighed"] = "average"
+    """With a decay: normalise by the average itself; or, ``"weighed"``, move it towards the image's
+    own statistics, channel by channel, as far as images of the stream differ more from each other
+    than source images do. The profile must know how much those do."""
 
     predict: Literal["before", "after"] = "before"
     """Return the prediction of the forward that was trained on, or of one more after the update."""
@@ -148,6 +152,7 @@ class BesttaConfig(AdapterConfig):
         one_of(self, "source_style", "collected", "batchnorm")
         one_of(self, "embedding", "pooled", "map")
         one_of(self, "embedding_start", "first", "source")
+        one_of(self, "statistics", "average", "weighed")
         one_of(self, "predict", "before", "after")
         one_of(self, "precision", "fp32", "bf16")
         check_when(self.when)
@@ -252,6 +257,12 @@ class Bestta(Adapter):
             mu_s, sigma_s = batchnorm_style(module, name, channels=layer.mu.numel())
         else:
             mu_s, sigma_s = layer.mu, layer.sigma
+        weighed = config.statistics == "weighed" and config.statistics_decay > 0
+        if weighed and layer.spread is None:
+            raise ValueError(
+                f"statistics='weighed' needs to know how much source images differ at {name!r}; "
+                "this profile was collected before that was kept. Collect it anew."
+            )
         return BeIN(
             mu_s.float(),
             # σ_x has eps in it, so σ̄_s must: a channel silent in both then keeps its scale.
@@ -260,6 +271,7 @@ class Bestta(Adapter):
             gamma_shape=config.gamma_shape,
             relative=config.gamma == "relative",
             statistics_decay=config.statistics_decay,
+            spread=layer.spread if weighed else None,
             eps=config.eps,
             slope_min=config.slope_min,
             slope_max=config.slope_max,
@@ -347,7 +359,7 @@ class Bestta(Adapter):
         Whether this image is one to learn from is decided at the first BeIN, by its style there:
         nothing before it needs a graph, and if not, nothing behind it does either.
         """
-        statistics = {name: (bein.mu_x, bein.sigma_x) for name, bein in self.bein.items()}
+        statistics = {name: bein.remembered() for name, bein in self.bein.items()}
         passes: dict[str, Pass] = {}
         learns = False
         whole_maps = self.config.embedding == "map"
@@ -395,7 +407,7 @@ class Bestta(Adapter):
     def restyle(self, passes: Mapping[str, Pass]) -> None:
         """Put the stream's statistics back to what they were before a forward."""
         for name, through in passes.items():
-            self.bein[name].mu_x, self.bein[name].sigma_x = through.before
+            self.bein[name].remember(through.before)
 
     def out_of_reach(self, passes: Mapping[str, Pass]) -> str:
         """Why these features are too far from the source to learn from; empty if they are not.
@@ -533,8 +545,7 @@ class Bestta(Adapter):
             state[f"{name}/velocity"] = self.velocity[name].clone()
         for name, bein in self.bein.items():
             kept = {
-                "mu_x": bein.mu_x,
-                "sigma_x": bein.sigma_x,
+                **bein.remembered(),
                 "target_embedding": self.target_embedding.get(name),
             }
             state.update({f"{name}/{k}": v.clone() for k, v in kept.items() if v is not None})
@@ -547,9 +558,10 @@ class Bestta(Adapter):
             parameter.copy_(state[name])
             self.velocity[name].copy_(state[f"{name}/velocity"])
         for name, bein in self.bein.items():
-            for key in ("mu_x", "sigma_x"):
-                value = state.get(f"{name}/{key}")
-                setattr(bein, key, None if value is None else value.to(self.device, copy=True))
+            saved = {key: state.get(f"{name}/{key}") for key in STREAM}
+            bein.remember(
+                {k: None if v is None else v.to(self.device, copy=True) for k, v in saved.items()}
+            )
         self.target_embedding = {
             name: state[f"{name}/target_embedding"].to(self.device, copy=True)
             for name in self.bein
@@ -563,7 +575,9 @@ class Bestta(Adapter):
         needed = {n: p.shape for n, p in self.trainable.items()}
         needed |= {f"{n}/velocity": p.shape for n, p in self.trainable.items()}
         optional = {
-            f"{n}/{key}": b.mu_s.shape for n, b in self.bein.items() for key in ("mu_x", "sigma_x")
+            f"{n}/{key}": torch.Size() if key == "seen" else b.mu_s.shape
+            for n, b in self.bein.items()
+            for key in STREAM
         }
         optional |= {f"{n}/target_embedding": e.shape for n, e in self.source_embedding.items()}
         channels = next(iter(self.bein.values())).channels
@@ -571,8 +585,9 @@ class Bestta(Adapter):
         check_shapes(state, needed, optional)
         check_schedule(state)
         for name in self.bein:
-            mu_x, sigma_x = state.get(f"{name}/mu_x"), state.get(f"{name}/sigma_x")
-            if (mu_x is None) != (sigma_x is None) or (sigma_x is not None and sigma_x.min() < 0):
+            kept = {key: v for key in STREAM if (v := state.get(f"{name}/{key}")) is not None}
+            whole = set(kept) in (set(), {"mu_x", "sigma_x"}, set(STREAM))
+            if not whole or any(kept[k].min() < 0 for k in kept if k != "mu_x"):
                 raise ValueError(f"this state is damaged: the stream's statistics at {name!r}.")
 
 
@@ -583,7 +598,7 @@ class Pass:
     done: Transfer
     features: Tensor | None
     """The whole input map, if the embeddings are whole maps."""
-    before: tuple[Tensor | None, Tensor | None]
+    before: dict[str, Tensor | None]
     """The stream's statistics before this image."""
     learns: bool
     """Whether the image is one to learn from."""
