@@ -39,6 +39,7 @@ from bestta.data.corruptions import CORRUPTIONS
 from bestta.data.weather import CONDITIONS
 from bestta.models.cards import SHIPPED as MODELS
 from bestta.reports.published import names as published_names
+from bestta.training.recipes import recipes
 
 FILES = [
     path for folder in config.SHIPPED for path in sorted(folder.glob("*/*.yaml")) if folder.is_dir()
@@ -625,3 +626,29 @@ def test_a_study_of_segmentation_is_refused_for_a_classifier():
 def test_what_would_be_ignored_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         protocol(**changes)
+
+
+def test_held_out_images_are_those_that_the_recipe_never_trains_on():
+    """By their names: what `recipes` itself splits off, spread as any other number of images."""
+    splits = recipes()["streets"].splits(None)
+    expected = {splits.held_out.name(i) for i in range(0, 100, 25)}
+    stream = stream_of(run_of(split="held-out", images=4, size=None))
+    images = stream.domains[0].images
+    names = {images.name(i) for i in range(len(images))}
+    assert names == expected
+    other = splits.train, splits.test
+    assert not names & {s.name(i) for s in other for i in range(len(s))}
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"set": "cityscapes"}, "of its own set"),
+        ({"set": "cityscapes", "model": "cityscapes"}, "--data"),
+        ({"size": (64, 32)}, "without another size"),
+        ({"options": {"seed": 3}}, "without options"),
+    ],
+)
+def test_held_out_images_that_there_are_not_are_told_of(made, words):
+    with pytest.raises(ValueError, match=words):
+        stream_of(run_of(**{"split": "held-out", "size": None, "options": {}, **made}))

@@ -77,6 +77,7 @@ class Protocol:
     set: str = "streets"
     """The kind of set; ``bestta data list`` names them."""
     split: str | None = None
+    """Or ``held-out``: the training images that the model was never trained on."""
     options: dict[str, Any] = field(default_factory=dict)
     """What else the reader of the set takes, such as ``ignore_fringes: true``."""
     size: tuple[int, int] | None = None

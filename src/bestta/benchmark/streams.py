@@ -13,9 +13,13 @@ from bestta.data import ImageSet, open_set
 from bestta.data.corruptions import Corruption
 from bestta.data.weather import Weather
 from bestta.protocols import Domain, Stream
+from bestta.training.recipes import recipes
 
 KEPT_BYTES = 2**29
 """Room for rendered frames, which come again in the next round."""
+
+HELD_OUT = "held-out"
+"""The split of the training images that the model itself has not seen: for choosing settings."""
 
 STREETS = 60
 """Scenes of a condition where the embedded set is not told how many."""
@@ -141,12 +145,34 @@ def _domain(protocol: Protocol, name: str, data: str | None) -> Domain:
 
 
 def _images(protocol: Protocol, data: str | None, **extra: Any) -> ImageSet:
+    if protocol.split == HELD_OUT:
+        return _held_out(protocol, data)
     options = {**protocol.options, **extra}
     if protocol.split is not None:
         options["split"] = protocol.split
     if protocol.size is not None:
         options["size"] = protocol.size
     return _opened(protocol.set, data, options, protocol.images)
+
+
+def _held_out(protocol: Protocol, data: str | None) -> ImageSet:
+    """The training images that the protocol's model was never trained on."""
+    recipe = recipes().get(card_of(protocol.model).name)
+    if recipe is None or protocol.set != recipe.name:
+        raise ValueError(
+            f"protocol {protocol.name!r}: only a model trained by `bestta train` has images held "
+            f"out from its training, of its own set: {', '.join(recipes())}."
+        )
+    if data is None and recipe.needs_data:
+        raise ValueError(f"{protocol.set} is read from files: name their folder with --data.")
+    if protocol.size not in (None, recipe.size) or protocol.options:
+        raise ValueError(
+            f"protocol {protocol.name!r}: held-out images are read as they were for training: "
+            "without options, and without another size."
+        )
+    images = recipe.splits(None if data is None else Path(data)).held_out
+    count = protocol.images
+    return images if count is None or count >= len(images) else images.some(count)
 
 
 def _check_classes(images: ImageSet, protocol: Protocol) -> None:
