@@ -908,6 +908,31 @@ def test_a_preset_may_be_named(segmenter, profile):
     assert bestta.adapt(segmenter, profile, preset="classification").config.rho == 0.9
 
 
+def test_the_papers_form_wins_over_the_profiles_settings_and_the_call_over_both(segmenter, profile):
+    ours = {"rho": 0.2, "statistics_decay": 0.9, "layers": ["layer1", "layer4"]}
+    profile = replace(profile, settings={"bestta": ours, "bestta-paper": {"layers": ["layer3"]}})
+    config = bestta.adapt(segmenter, profile, preset="paper", lr=0.5).config
+    assert (config.rho, config.statistics_decay, config.layers) == (0.7, 0.0, ("layer3",))
+    assert (config.gamma, config.guard, config.style_floor) == ("absolute", False, 0.0)
+    assert config.lr == 0.5
+    assert bestta.adapt(segmenter, profile).config.rho == 0.2
+
+
+def test_the_papers_form_follows_the_equations(segmenter, profile):
+    """One step, against Eq. 6-8 transcribed: no bound, no floor, nothing of the stream's."""
+    adapter = bestta.adapt(segmenter, profile, preset="paper", layers=["layer1"])
+    image = stream(1, seed=7, **FOG)[0]
+    layer = profile.layers["layer1"]
+    sigma = (layer.sigma**2 + 1e-5).sqrt().float()
+    zero = torch.zeros_like(sigma)
+    with torch.no_grad():
+        moved = oracle.bein(segmenter.layer1(image), layer.mu.float(), sigma, zero, zero, 0.7)
+        low = segmenter.layer2(moved)
+        logits = segmenter.head(torch.cat([low, segmenter.layer4(segmenter.layer3(low))], 1))
+        expected = torch.nn.functional.interpolate(logits, image.shape[2:], mode="bilinear")
+    torch.testing.assert_close(adapter(image).detach(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_profile_may_be_given_as_its_file(segmenter, profile, tmp_path):
     profile.save(tmp_path / "p.safetensors")
     assert bestta.adapt(segmenter, str(tmp_path / "p.safetensors")).config.layers == tuple(LAYERS)

@@ -94,6 +94,9 @@ class Adapter(ABC):
     Config: ClassVar[type[AdapterConfig]] = AdapterConfig
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings by task."""
+    forms: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
+    """Other forms of the method, by name: settings by task that win over a profile's. Where the
+    profile has settings for ``<method>-<form>``, such as the layers, those win in turn."""
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "segmentation")
     """What it is defined for."""
     why_not: ClassVar[str] = ""

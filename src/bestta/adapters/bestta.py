@@ -182,6 +182,49 @@ class BesttaConfig(AdapterConfig):
         return {name: weight for name, weight in every.items() if weight > 0}
 
 
+PAPER: Mapping[str, Mapping[str, Any]] = {
+    "segmentation": {
+        "rho": 0.7,
+        "lr": 0.001,
+        "momentum": 0.9,
+        "style": "directional",
+        "lambda_style": 0.3,
+        "lambda_content": 1.0,
+        "lambda_entropy": 0.3,
+        "lambda_l2": 0.04,
+    },
+    "classification": {
+        "rho": 0.9,
+        "lr": 0.1,
+        # Choice: the paper gives a momentum for segmentation only.
+        "momentum": 0.0,
+        "style": "source",
+        "lambda_style": 1.0,
+        "lambda_content": 0.0,
+        "lambda_entropy": 1.0,
+        "lambda_l2": 0.0,
+    },
+}
+"""The paper's figures: its section 4.1 and the supplement's section C."""
+
+AS_WRITTEN: Mapping[str, Any] = {
+    # Of every layer the profile has: the paper has one BeIN, but which module that is in a
+    # network of other stages, the profile or the caller has to say.
+    "layers": (),
+    "gamma": "absolute",
+    "gamma_bound": None,
+    "style_floor": 0.0,
+    "slope_min": 1e-6,
+    "slope_max": 1e6,
+    "reach": None,
+    "statistics_decay": 0.0,
+    "when": "always",
+    "predict": "before",
+    "guard": False,
+}
+"""Eq. 6-13 without what we added to them."""
+
+
 @register_adapter("bestta")
 class Bestta(Adapter):
     """BeIN behind the chosen layers, and one step of SGD on its γ per image."""
@@ -190,30 +233,13 @@ class Bestta(Adapter):
     config: BesttaConfig
     profile: SourceProfile
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "segmentation": {
-            "rho": 0.7,
-            "lr": 0.001,
-            "momentum": 0.9,
-            "style": "directional",
-            "lambda_style": 0.3,
-            "lambda_content": 1.0,
-            "lambda_entropy": 0.3,
-            "lambda_l2": 0.04,
-        },
-        "classification": {
-            "rho": 0.9,
-            "lr": 0.1,
-            # Choice: the paper gives a momentum for segmentation only.
-            "momentum": 0.0,
-            "style": "source",
-            "lambda_style": 1.0,
-            "lambda_content": 0.0,
-            "lambda_entropy": 1.0,
-            "lambda_l2": 0.0,
-            # Choice: at the paper's learning rate the entropy of single images drives γ to any
-            # bound there is; from about 0.1 on, the classifiers tried collapsed.
-            "gamma_bound": 0.02,
-        },
+        "segmentation": PAPER["segmentation"],
+        # Choice: at the paper's learning rate the entropy of single images drives γ to any
+        # bound there is; from about 0.1 on, the classifiers tried collapsed.
+        "classification": {**PAPER["classification"], "gamma_bound": 0.02},
+    }
+    forms: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+        "paper": {task: {**AS_WRITTEN, **figures} for task, figures in PAPER.items()}
     }
     needs_profile = True
     has_still = True

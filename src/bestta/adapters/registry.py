@@ -68,6 +68,7 @@ def adapt(
             A method that needs nothing from the source takes none.
         method: One of `methods`.
         preset: ``"segmentation"`` or ``"classification"``; by default told from the model's logits.
+            Or a form of the method that is not its usual one: ``"paper"`` for BESTTA as published.
         **settings: Any setting of the method by name. What is named here wins over the
             profile's settings, and those win over the preset's.
 
@@ -209,13 +210,14 @@ def configured(
     preset: str | None,
     settings: Mapping[str, Any],
 ) -> AdapterConfig:
-    """The settings in force: the call's over the profile's over those of the task.
+    """The settings in force: the call's over those of a form over the profile's over the task's.
 
     The model is asked for its task only if neither ``preset`` nor the profile says it.
     """
     if preset is not None:
-        _lookup(preset, dict.fromkeys(TASKS), f"preset of {known.name!r}")
-    task = preset or (profile.task if profile is not None else None)
+        _lookup(preset, dict.fromkeys((*TASKS, *known.forms)), f"preset of {known.name!r}")
+    form = preset if preset in known.forms else None
+    task = preset if form is None and preset else (profile.task if profile is not None else None)
     output = settings.get("output", profile.output if profile is not None else None)
     if task is None and (known.presets or set(known.tasks) != set(TASKS)):
         task = probe_task(model, output)
@@ -227,6 +229,10 @@ def configured(
     chosen: dict[str, Any] = {"output": output, **known.presets.get(task or "", {})}
     if profile is not None:
         chosen.update(profile.settings.get(known.name, {}))
+    if form is not None:
+        chosen.update(known.forms[form].get(task or "", {}))
+        if profile is not None:
+            chosen.update(profile.settings.get(f"{known.name}-{form}", {}))
     chosen.update(settings)
     for name in chosen:
         _lookup(name, {f.name: f for f in fields(known.Config)}, f"setting of {known.name!r}")
