@@ -44,7 +44,7 @@ from bestta.benchmark.config import (
     read_method,
     read_protocol,
 )
-from bestta.benchmark.parts import identity
+from bestta.benchmark.parts import assemble, identity
 from bestta.benchmark.runner import Stopped, batches, compact, execute, fitted, sampled, strict
 from bestta.benchmark.streams import describe, stream_of
 from bestta.benchmark.subjects import import_file
@@ -259,6 +259,26 @@ def test_losses_and_gammas_are_traced_as_the_adapter_tells_them(tmp_path):
 
 
 # Stopped and gone on
+
+
+def test_what_a_method_learns_first_is_learned_once_for_all_settings_it_does_not_depend_on(
+    tmp_path,
+):
+    """EATA's Fisher information depends on how batch norms see an image, not on the step size."""
+    for settings in ({"lr": 1e-3}, {"lr": 1e-4}, {"lr": 1e-4, "prior": 4.0}):
+        chosen = replace(method("eata"), settings=settings)
+        assemble(run_of(chosen, size=(32, 32), images=1), tmp_path)
+    assert len(list((tmp_path / "profiles").glob("*.safetensors"))) == 2
+
+
+def test_a_method_may_be_run_in_another_form(tmp_path):
+    run = run_of(read_method("bestta-paper"), size=(64, 32), images=1)
+    config = assemble(run, tmp_path).adapter.config
+    assert (config.gamma, config.guard, config.layers) == ("absolute", False, ("backbone.layer3",))
+    record = read(execute(run, tmp_path))
+    assert record["settings"]["gamma"] == "absolute"
+    with pytest.raises(ValueError, match="no preset of 'tent' is called 'paper'"):
+        replace(read_method("tent"), preset="paper")
 
 
 QUICK = [

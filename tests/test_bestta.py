@@ -909,12 +909,12 @@ def test_a_preset_may_be_named(segmenter, profile):
 
 
 def test_the_papers_form_wins_over_the_profiles_settings_and_the_call_over_both(segmenter, profile):
-    ours = {"rho": 0.2, "statistics_decay": 0.9, "layers": ["layer1", "layer4"]}
+    ours = {"rho": 0.2, "statistics_decay": 0.9, "layers": ["layer1", "layer4"], "eps": 1e-3}
     profile = replace(profile, settings={"bestta": ours, "bestta-paper": {"layers": ["layer3"]}})
     config = bestta.adapt(segmenter, profile, preset="paper", lr=0.5).config
     assert (config.rho, config.statistics_decay, config.layers) == (0.7, 0.0, ("layer3",))
     assert (config.gamma, config.guard, config.style_floor) == ("absolute", False, 0.0)
-    assert config.lr == 0.5
+    assert (config.lr, config.eps) == (0.5, 1e-5)
     assert bestta.adapt(segmenter, profile).config.rho == 0.2
 
 

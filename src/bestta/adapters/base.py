@@ -95,8 +95,8 @@ class Adapter(ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings by task."""
     forms: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
-    """Other forms of the method, by name: settings by task that win over a profile's. Where the
-    profile has settings for ``<method>-<form>``, such as the layers, those win in turn."""
+    """Other forms of the method, by name: settings by task in place of the preset's. Of a profile
+    they take what it has for ``<method>-<form>``, such as the layers, not for the usual form."""
     tasks: ClassVar[tuple[Task, ...]] = ("classification", "segmentation")
     """What it is defined for."""
     why_not: ClassVar[str] = ""

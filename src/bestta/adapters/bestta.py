@@ -208,18 +208,12 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
 """The paper's figures: its section 4.1 and the supplement's section C."""
 
 AS_WRITTEN: Mapping[str, Any] = {
-    # Of every layer the profile has: the paper has one BeIN, but which module that is in a
-    # network of other stages, the profile or the caller has to say.
-    "layers": (),
     "gamma": "absolute",
     "gamma_bound": None,
     "style_floor": 0.0,
     "slope_min": 1e-6,
     "slope_max": 1e6,
     "reach": None,
-    "statistics_decay": 0.0,
-    "when": "always",
-    "predict": "before",
     "guard": False,
 }
 """Eq. 6-13 without what we added to them."""

@@ -210,7 +210,7 @@ def configured(
     preset: str | None,
     settings: Mapping[str, Any],
 ) -> AdapterConfig:
-    """The settings in force: the call's over those of a form over the profile's over the task's.
+    """The settings in force: the call's over the profile's over those of the task.
 
     The model is asked for its task only if neither ``preset`` nor the profile says it.
     """
@@ -226,13 +226,11 @@ def configured(
             f"method {known.name!r} is defined for {' and '.join(known.tasks)}, not for {task}: "
             f"{known.why_not}"
         )
-    chosen: dict[str, Any] = {"output": output, **known.presets.get(task or "", {})}
+    presets = known.presets if form is None else known.forms[form]
+    chosen: dict[str, Any] = {"output": output, **presets.get(task or "", {})}
     if profile is not None:
-        chosen.update(profile.settings.get(known.name, {}))
-    if form is not None:
-        chosen.update(known.forms[form].get(task or "", {}))
-        if profile is not None:
-            chosen.update(profile.settings.get(f"{known.name}-{form}", {}))
+        whose = known.name if form is None else f"{known.name}-{form}"
+        chosen.update(profile.settings.get(whose, {}))
     chosen.update(settings)
     for name in chosen:
         _lookup(name, {f.name: f for f in fields(known.Config)}, f"setting of {known.name!r}")

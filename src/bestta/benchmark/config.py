@@ -208,6 +208,8 @@ class Method:
     method: str
     label: str = ""
     """What tables call it; the method's name if empty."""
+    preset: str | None = None
+    """A form of the method other than its usual one, such as ``paper``."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What differs from its defaults."""
     prepare: Preparation = field(default_factory=Preparation)
@@ -215,6 +217,8 @@ class Method:
 
     def __post_init__(self) -> None:
         known = method_class(self.method)
+        if self.preset is not None and self.preset not in known.forms:
+            raise ValueError(unknown(f"preset of {self.method!r}", self.preset, known.forms))
         names = [f.name for f in fields(known.Config)]
         for name in (*self.settings, *self.prepare.settings):
             if name not in names:
@@ -258,6 +262,8 @@ class Run:
         method = asdict(self.method)
         if method_class(self.method.method).Preparation is None:
             method.pop("prepare")
+        if self.method.preset is None:
+            method.pop("preset")
         if self.protocol.model not in model_names():
             protocol["model"] = Path(self.protocol.model).name
         protocol["options"] = portable(self.protocol.options)

@@ -93,7 +93,11 @@ def assemble(
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     profile = _profile(run, model, card, out, stopping, note)
     adapter = bestta.adapt(
-        model, profile, method=run.method.method, preset=card.task, **_given(run, card)
+        model,
+        profile,
+        method=run.method.method,
+        preset=_preset(run, card),
+        **_given(run, card),
     )
     return Parts(run, card, model, profile, adapter)
 
@@ -110,11 +114,14 @@ def _profile(
     """What is known of the source; what a method learns of it is learned once, and kept."""
     profile = profile_of(run.protocol.model)
     method = run.method.method
-    if method_class(method).Preparation is None:
+    preparation = method_class(method).Preparation
+    if preparation is None:
         return profile
     chosen = run.method.prepare
     weights = card.sha256.get("weights.safetensors", "")
     settings = {**run.method.settings, **chosen.settings, "seed": run.seed}
+    if preparation.reads is not None:  # others make no difference: what is learned serves them all
+        settings = {name: v for name, v in settings.items() if name in preparation.reads}
     images = "" if is_file(run.protocol.model) else digest_of_names(training_images(run))
     named = digest([method, images, chosen.batch, settings, weights])
     path = out / "profiles" / f"{card.name}-{method}-{named}.safetensors"
@@ -164,7 +171,7 @@ def _prepare(
         method=run.method.method,
         profile=profile,
         checkpoint=checkpoint,
-        preset=card.task,
+        preset=_preset(run, card),
         **{"seed": run.seed, **run.method.settings, **run.method.prepare.settings},
     )
     prepared.save(path)
@@ -247,7 +254,12 @@ def _settings(run: Run) -> AdapterConfig:
     """Every setting of the method, defaults and all; a wrong one is noticed here."""
     known, card = method_class(run.method.method), card_of(run.protocol.model)
     profile = profile_of(run.protocol.model)
-    return configured(known, nn.Identity(), profile, card.task, _given(run, card))
+    return configured(known, nn.Identity(), profile, _preset(run, card), _given(run, card))
+
+
+def _preset(run: Run, card: Card) -> str:
+    """The form of the method that the run is about, or its usual one for the model's task."""
+    return run.method.preset or card.task
 
 
 def _given(run: Run, card: Card) -> dict[str, Any]:
