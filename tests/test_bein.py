@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import bestta
 import oracle
-from bestta.bein import SLOPE_MAX, SLOPE_MIN, BeIN, bein_affine, own_weight
+from bestta.bein import SLOPE_MAX, SLOPE_MIN, BeIN, bein_affine, believed
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -311,21 +311,32 @@ def test_a_layers_state_dict_carries_the_streams_statistics():
 
 
 def weighed(images, mu_s, sigma_s, spreads, decay):
-    """The weighed statistics of each image, (C,) each, written out in NumPy, one image a time."""
-    (m, s), q, out = (None, None), [v.numpy().copy() for v in spreads], []
+    """The weighed statistics of each image, two (C,), written out in NumPy, one image a time."""
+    home, spreads = (mu_s.numpy(), sigma_s.numpy()), [v.numpy() for v in spreads]
+    average, q, out = None, spreads, []
     for n, x in enumerate(images):
         own = [v.flatten().numpy() for v in oracle.instance_statistics(x)]
         step = max(1 - decay, 1 / (n + 1))
-        if n == 0:
-            m, s = own
+        unlike = 0.0
+        if average is None:
+            average = own
         else:
-            q = [v + step * ((o - a) ** 2 - v) for v, o, a in zip(q, own, (m, s), strict=True)]
-            m, s = m + step * (own[0] - m), s + step * (own[1] - s)
-        shrunk = np.minimum(s / sigma_s.numpy(), 1) ** 2
-        style = []
-        for o, a, v, source in zip(own, (m, s), q, spreads, strict=True):
-            style.append(a + np.clip(1 - shrunk * source.numpy() / v, 0, 1) * (o - a))
-        out.append(style)
+            far = [(o - a) ** 2 for o, a in zip(own, average, strict=True)]
+            unlike = max(0, 1 - 2 * sum(sum(q) / home[1] ** 2) / sum(sum(far) / home[1] ** 2))
+            q = [v + step * (f - v) for v, f in zip(q, far, strict=True)]
+            average = [a + step * (o - a) for o, a in zip(own, average, strict=True)]
+        contrast = np.minimum(average[1] / home[1], 1)
+        weight = [
+            np.clip(1 - contrast**2 * s / v, unlike, 1) for s, v in zip(spreads, q, strict=True)
+        ]
+        style = [a + w * (o - a) for a, w, o in zip(average, weight, own, strict=True)]
+        # A mean of n images has 1/n of their variance, a fading one (1 - d) / (1 + d) in the end.
+        rest = max((1 - decay) / (1 + decay), 1 / (n + 1))
+        chance = [s * (w**2 + (1 - w) ** 2 * rest) for s, w in zip(spreads, weight, strict=True)]
+        shift = [v - h for v, h in zip(style, home, strict=True)]
+        found = sum((shift[0] ** 2 + shift[1] ** 2) / home[1] ** 2)
+        away = max(0, 1 - sum(sum(chance) / home[1] ** 2) / found)
+        out.append([h + away * d for h, d in zip(home, shift, strict=True)])
     return out
 
 
@@ -341,17 +352,67 @@ def test_weighed_statistics_are_those_written_out_by_hand():
         torch.testing.assert_close(layer(x), adain)
 
 
-def test_a_stream_that_varies_as_the_source_does_is_averaged_and_one_that_jumps_is_followed():
-    """In the limit: spread as expected leaves no weight to one image, far beyond it leaves all."""
-    expected = torch.tensor([0.5, 0.5, 0.5])
-    spread = torch.tensor([0.5, 0.25, 5e5])
-    weight = own_weight(spread, expected, contrast=torch.ones(3))
-    torch.testing.assert_close(weight, torch.tensor([0.0, 0.0, 1.0]), atol=1e-5, rtol=0)
-    # Half the contrast: a quarter of the variance is what is shown, the rest is style.
-    halved = own_weight(expected, expected, contrast=torch.full((3,), 0.5))
-    torch.testing.assert_close(halved, torch.full((3,), 0.75))
+def test_what_chance_explains_is_not_believed_and_what_is_far_beyond_it_is():
+    found = torch.tensor([0.5, 0.25, 5e5, 1.0])
+    weight = believed(found, torch.tensor([0.5, 0.5, 0.5, 0.25]))
+    torch.testing.assert_close(weight, torch.tensor([0.0, 0.0, 1.0, 0.75]), atol=1e-5, rtol=0)
     # A channel that never varies, nor did in the source, has nothing to weigh.
-    assert bool(own_weight(torch.zeros(3), torch.zeros(3), torch.ones(3)).isfinite().all())
+    assert bool(believed(torch.zeros(3), torch.zeros(3)).isfinite().all())
+
+
+CHANNELS = 64
+CONTENT = 0.1
+
+
+def played(layer, *, shifts, seed=0):
+    """The mean that each image is normalised with, (C,): content as the source's, and a shift."""
+    g = torch.Generator().manual_seed(seed)
+    pattern = torch.tensor([-1.0, 1.0]).repeat(8).view(1, 1, 4, 4)  # mean 0, deviation 1
+    means = []
+    for shift in shifts:
+        content = torch.randn(1, CHANNELS, 1, 1, generator=g) * CONTENT**0.5
+        _, done = layer.transfer(pattern + content + shift)
+        means.append(done.mu_x.flatten())
+    return means
+
+
+def build(*, weighed=True):
+    spread = torch.full((CHANNELS,), CONTENT), torch.full((CHANNELS,), 1e-3)
+    mu_s, sigma_s = torch.zeros(CHANNELS), torch.ones(CHANNELS)
+    return BeIN(mu_s, sigma_s, 1.0, statistics_decay=0.9, spread=spread if weighed else None)
+
+
+def size(means) -> float:
+    return float(torch.stack(means).square().mean())
+
+
+def test_images_of_the_source_are_left_as_they_are():
+    """What chance explains is no style: what is normalised with stays near the source's 0."""
+    shifts = [0.0] * 40
+    plain = size(played(build(weighed=False), shifts=shifts))
+    assert size(played(build(), shifts=shifts)) < 0.25 * plain
+
+
+def test_a_change_of_weather_is_followed_at_once():
+    """An average with decay 0.9 has come a tenth of the way after one image, ours nearly all."""
+    shifts = [2.0] * 30 + [-2.0]
+    assert float(played(build(), shifts=shifts)[-1].mean()) < -1.5
+    assert float(played(build(weighed=False), shifts=shifts)[-1].mean()) > 1.5
+
+
+def test_back_home_hardly_anything_of_the_weather_is_left():
+    """Neither of the stream's statistics nor of what was learned, γ."""
+
+    def change(layer):
+        played(layer, shifts=[4.0] * 30)
+        with torch.no_grad():
+            layer.gamma_mu.fill_(0.5)
+            return float((layer(image) - image).square().mean())
+
+    g = torch.Generator().manual_seed(1)
+    content = torch.randn(1, CHANNELS, 1, 1, generator=g) * CONTENT**0.5
+    image = torch.randn(1, CHANNELS, 8, 8, generator=g) + content
+    assert change(build()) < CONTENT < 0.01 * change(build(weighed=False))
 
 
 def test_the_weighed_gradient_passes_the_numerical_check():
@@ -359,13 +420,13 @@ def test_the_weighed_gradient_passes_the_numerical_check():
     layer = BeIN(mu_s, sigma_s, 0.5, statistics_decay=0.5, spread=(sigma_s * 0.1, sigma_s * 0.1))
     layer(features(1, 2, 3, 3, seed=5))
     layer(features(1, 2, 3, 3, seed=6) * 2)
-    remembered, held = layer.remembered(), torch.full((2,), 0.3).double()
+    remembered, held = layer.remembered(), torch.full((1, 2), 0.3).double()
 
     def run(x):
         layer.remember(remembered)
-        # The weights are numbers of the stream's, and no function of the image: hold them.
+        # What to believe is a number of the stream's, and no function of the image: hold it.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys.modules["bestta.bein"], "own_weight", lambda *_: held)
+            patch.setattr(sys.modules["bestta.bein"], "believed", lambda *_: held)
             return layer(x)
 
     x = features(1, 2, 3, 3, seed=7).requires_grad_()
@@ -373,15 +434,11 @@ def test_the_weighed_gradient_passes_the_numerical_check():
 
 
 def test_a_layers_state_dict_carries_what_weighing_needs():
-    def build():
-        spread = torch.full((3,), 0.1), torch.full((3,), 0.1)
-        return BeIN(torch.zeros(3), torch.ones(3), statistics_decay=0.5, spread=spread)
-
     used, fresh = build(), build()
     for seed in range(3):
-        used(features(1, 3, 4, 4, seed=seed, dtype=torch.float32))
+        used(features(1, CHANNELS, 4, 4, seed=seed, dtype=torch.float32))
     fresh.load_state_dict(used.state_dict())
-    x = features(1, 3, 4, 4, seed=9, dtype=torch.float32)
+    x = features(1, CHANNELS, 4, 4, seed=9, dtype=torch.float32)
     assert torch.equal(fresh(x), used(x))
 
 

@@ -295,7 +295,7 @@ QUICK = [
     "sar",
     "memo",
     "bestta",
-    "bestta-stream",
+    "bestta-single",
 ]
 
 

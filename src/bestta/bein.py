@@ -37,6 +37,10 @@ STREAM = ("mu_x", "sigma_x", "mu_spread", "sigma_spread", "seen")
 """What a layer remembers of its stream: the statistics' averages, (C,), how much single images vary
 round them, (C,), and how many there were, ()."""
 
+UNLIKE = 2.0
+"""An image is another style's if it is, squared, so many times as far from the stream's average as
+its images usually are. Channels vary together: a single image is easily a little further."""
+
 
 def channel_axis(x: Tensor, channel_dim: int | None = None) -> int:
     """The axis of ``x`` that holds its channels.
@@ -184,21 +188,15 @@ def style_of(x: Tensor, mu_s: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     return instance_moments(x, axis)
 
 
-def own_weight(spread: Tensor, expected: Tensor, contrast: Tensor) -> Tensor:
-    """How far to follow an image's own statistics, 0 to 1, instead of the stream's average, (C,).
+def believed(found: Tensor, chance: Tensor) -> Tensor:
+    """How much of a squared distance to believe, 0 to 1, if chance alone makes one of ``chance``.
 
     Images differ by what they show, and a style is what is left of that. How much statistics vary
-    by what is shown is known from source images; what they vary in the stream beyond it is style
-    that changes from image to image, and as large a share of an image's deviation from the average
-    is believed. It is the weight of the best linear estimate, if the two vary independently.
-
-    Args:
-        spread: Variance of a statistic between images of the stream.
-        expected: The same of source images.
-        contrast: The stream's deviation over the source's. In fog all of an image is nearly
-            alike, so what is shown makes less of a difference.
+    by what is shown is known from source images; what is found beyond it is style. It is the weight
+    of the best linear estimate if the two vary independently; James and Stein's, where it is pooled
+    over the channels of one image.
     """
-    return (1 - contrast**2 * expected / spread.clamp(min=1e-12)).clamp(0, 1)
+    return (1 - chance / found.detach().clamp(min=1e-12)).clamp(0, 1)
 
 
 def bein(
@@ -266,8 +264,11 @@ class BeIN(nn.Module):
             by their exponential moving average over the stream (``mu_x``, ``sigma_x``), which
             every forward then advances.
         spread: How much the statistics of single source images vary, two variances (C,), of their
-            means and of their deviations. With it the average is moved towards the image's own
-            statistics as far as images of the stream vary more than these: see `own_weight`.
+            means and of their deviations. With it the average is weighed, as far as chance cannot
+            explain what is found (see `believed`): towards the image's own statistics in channels
+            that vary more than these from image to image, and in all of them if the image is unlike
+            those before it; and then towards the source's, if it is not far from them. γ counts as
+            far as it is: what was learned in the fog is for the fog.
         eps, slope_min, slope_max, channel_dim: As in `bein`.
     """
 
@@ -350,13 +351,13 @@ class BeIN(nn.Module):
         ``found`` is what `moments` returned for ``x``, if it was asked before.
         """
         found = self.moments(x) if found is None else found
-        style, after = self._style(*found)
+        style, away, after = self._style(*found)
         y, done = transfer(
             x,
             self.mu_s,
             self.sigma_s,
-            self.gamma_mu,
-            self.gamma_sigma,
+            self.gamma_mu * away,
+            self.gamma_sigma * away,
             self.rho,
             relative=self.relative,
             eps=self.eps,
@@ -372,31 +373,59 @@ class BeIN(nn.Module):
 
     def _style(
         self, mean: Tensor, variance: Tensor
-    ) -> tuple[tuple[Tensor, Tensor] | None, dict[str, Tensor]]:
-        """What to normalise with, (B, C), if not the images' own; and what to remember then."""
+    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | float, dict[str, Tensor]]:
+        """What to normalise with, if not the images' own; how far from home; what to remember.
+
+        The style is (B, C) each. How far the images are from the source's style, 0 to 1, (B, 1), is
+        how far what was learned elsewhere is for them.
+        """
         if self.statistics_decay == 0:
-            return None, {}
+            return None, 1.0, {}
         own = mean, (variance + self.eps).sqrt()
         usable = own[0].isfinite().all(0) & own[1].isfinite().all(0)
         step = 1 - self.statistics_decay
         if self.source_spread is None:
             mu, sigma = (self._averaged(i, value, step) for i, value in enumerate(own))
-            return (mu, sigma), self._remembered(mu, sigma, usable)
+            return (mu, sigma), 1.0, self._remembered(mu, sigma, usable)
         # A mean of all images before it is one that fades: single ones are measured against it.
         seen = 0.0 if self.seen is None else float(self.seen)
         step = max(step, 1 / (seen + 1))
-        mu, sigma = (
-            self._averaged(i, value, step).mean(0, keepdim=True) for i, value in enumerate(own)
-        )
-        after = self._remembered(mu, sigma, usable)
+        averages = [self._averaged(i, v, step).mean(0, keepdim=True) for i, v in enumerate(own)]
+        after = self._remembered(averages[0], averages[1], usable)
         contrast = (after["sigma_x"] / self.sigma_s).clamp(max=1.0)
-        of_mu, of_sigma = self.source_spread
-        mu_spread = self._spread(0, of_mu, own[0], step, usable)
-        sigma_spread = self._spread(1, of_sigma, own[1], step, usable)
-        mu = mu + own_weight(mu_spread, of_mu, contrast) * (own[0] - mu)
-        sigma = sigma + own_weight(sigma_spread, of_sigma, contrast) * (own[1] - sigma)
-        after |= {"mu_spread": mu_spread, "sigma_spread": sigma_spread}
-        return (mu, sigma), after | {"seen": self.mu_s.new_tensor(seen + 1)}
+        spread = [self._spread(i, self.source_spread[i], own[i], step, usable) for i in (0, 1)]
+        unlike = self._unlike(own)
+        # What an average of this many images still owes to what they happened to show.
+        rest = max(step / (2 - step), 1 / (seen + 1))
+        styles, chance = [], []
+        for i, source in enumerate(self.source_spread):
+            # In fog all of an image is nearly alike: what is shown makes less of a difference.
+            weight = torch.maximum(believed(spread[i], contrast**2 * source), unlike)
+            styles.append(averages[i] + weight * (own[i] - averages[i]))
+            chance.append(source * (weight**2 + (1 - weight) ** 2 * rest))
+        mu, sigma = styles
+        home = self.mu_s, self.sigma_s
+        away = believed(
+            self._pooled((mu - home[0]) ** 2, (sigma - home[1]) ** 2), self._pooled(*chance)
+        )
+        mu, sigma = home[0] + away * (mu - home[0]), home[1] + away * (sigma - home[1])
+        after |= {"mu_spread": spread[0], "sigma_spread": spread[1]}
+        return (mu, sigma), away, after | {"seen": self.mu_s.new_tensor(seen + 1)}
+
+    def _unlike(self, own: tuple[Tensor, Tensor]) -> Tensor:
+        """How far each image is unlike those before it, 0 to 1, (B, 1): the weather has changed."""
+        if self.mu_x is None or self.sigma_x is None:
+            return self.mu_s.new_zeros(1, 1)
+        assert self.mu_spread is not None
+        assert self.sigma_spread is not None
+        found = self._pooled((own[0] - self.mu_x) ** 2, (own[1] - self.sigma_x) ** 2)
+        return believed(found, UNLIKE * self._pooled(self.mu_spread, self.sigma_spread))
+
+    def _pooled(self, of_mu: Tensor, of_sigma: Tensor) -> Tensor:
+        """Squares per channel, (C,) or (B, C), in source deviations, added up: (1, 1) or (B, 1)."""
+        live = self.sigma_s**2 > 2 * self.eps
+        unit = torch.where(live, self.sigma_s**-2, 0.0)
+        return ((of_mu + of_sigma) * unit).reshape(-1, self.channels).sum(1, keepdim=True)
 
     def _averaged(self, which: int, value: Tensor, step: float) -> Tensor:
         """The stream's mean (0) or deviation (1), moved by ``step`` to that of each image."""

@@ -173,7 +173,7 @@ class Study:
     name: str
     about: str = ""
     published: str | None = None
-    """The published table of the same study."""
+    """The published table of the same study; ``protocol`` for that of the protocol."""
     task: Literal["segmentation", "classification"] | None = None
     """What its variants make sense for; both if none."""
     changes: dict[str, Any] = field(default_factory=dict)
@@ -373,7 +373,9 @@ def _variant_run(protocol: Protocol, study: Study, variant: Variant, common: dic
             f"study {study.name!r} is one of {study.task}; {protocol.model} does {task}."
         )
     method = read_method(variant.method, **variant.settings)
-    changes = {"published": study.published, **study.changes}
+    changes = dict(study.changes)
+    if study.published != "protocol":
+        changes.setdefault("published", study.published)
     if variant.batch is not None:
         changes["batch"] = variant.batch
     return Run(

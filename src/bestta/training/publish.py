@@ -105,14 +105,18 @@ def _profile(model: nn.Module, recipe: Recipe, train: ImageSet, show: bool) -> S
         note=f"training images of {recipe.name}",
         progress=show,
     )
-    return replace(profile, settings={"bestta": {"layers": list(recipe.default_layers)}})
+    settings = {"bestta": {"layers": list(recipe.default_layers)}}
+    if recipe.paper_layers:
+        settings["bestta-paper"] = {"layers": list(recipe.paper_layers)}
+    return replace(profile, settings=settings)
 
 
 def renew_profile(folder: Path, recipe: Recipe, train: ImageSet, *, show: bool = True) -> Card:
     """Collect the profile of a published model anew: for what older versions did not keep."""
     _profile(load(folder), recipe, train, show).save(folder / PROFILE)
     card = Card.read(folder)
-    card = replace(card, sha256={**card.sha256, PROFILE: sha256(folder / PROFILE)})
+    files = {**card.sha256, PROFILE: sha256(folder / PROFILE)}
+    card = replace(card, layers=recipe.layers, sha256=files)
     _write(card, folder)
     return card
 

