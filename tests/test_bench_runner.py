@@ -299,6 +299,38 @@ QUICK = [
 ]
 
 
+@pytest.mark.parametrize("name", ["source", "bn_stats", "alpha_bn"])
+def test_what_remembers_nothing_answers_the_frames_of_later_rounds_once(
+    name, tmp_path, monkeypatch
+):
+    known, calls = method_class(name), []
+    step = known.step
+
+    def counting(self, image):
+        calls.append(image)
+        return step(self, image)
+
+    monkeypatch.setattr(known, "step", counting)
+    run = run_of(
+        method(name),
+        size=(32, 32),
+        rounds=3,
+        images=4,
+        source=None,
+        embeddings=False,
+        forgetting=False,
+    )
+    once, few = played(run, tmp_path / "once"), len(calls)
+    calls.clear()
+    monkeypatch.setattr(known, "remembers", True)
+    always = played(run, tmp_path / "always")
+    frames = once["stream"]["frames"]
+    assert len(calls) == frames
+    # Of each block's four frames two are timed, and so answered in any case.
+    assert frames * (1 / 2 + 1 / 6) <= few < frames
+    assert lasting(once) == lasting(always)
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_run_stopped_after_every_frame_equals_one_in_one_go(name, tmp_path):
     run = run_of(method(name), size=(32, 32), rounds=2, images=1)

@@ -41,6 +41,7 @@ class AlphaBn(Adapter):
 
     Config = AlphaBnConfig
     config: AlphaBnConfig
+    remembers = False
 
     def prepare(self) -> None:
         """Have every batch norm mix."""

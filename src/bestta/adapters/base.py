@@ -109,6 +109,8 @@ class Adapter(ABC):
     it; for most methods that is a ``reset()``."""
     has_still: ClassVar[bool] = False
     """Whether it adapts without what it has learned, by `unlearn`, better than not at all."""
+    remembers: ClassVar[bool] = True
+    """Whether an answer depends on anything but its image: on what came before, or on chance."""
     state_settings: ClassVar[tuple[str, ...]] = ()
     """Settings without which a saved state has no meaning: they must agree when it is loaded."""
 

@@ -19,6 +19,8 @@ from bestta.adapters.registry import register_adapter
 class BnStats(Adapter):
     """The source model with batch norms that look at the batch alone."""
 
+    remembers = False
+
     def prepare(self) -> None:
         """Have every batch norm take the batch's statistics."""
         check_batch_norms(self.model, self.name)

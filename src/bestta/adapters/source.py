@@ -12,6 +12,8 @@ from bestta.adapters.registry import register_adapter
 class Source(Adapter):
     """The source model behind the adapter's interface."""
 
+    remembers = False
+
     def prepare(self) -> None:
         """Nothing to prepare."""
 

@@ -66,30 +66,40 @@ class Tally:
 
     # --- counting -------------------------------------------------------------------------
 
-    def count(self, frames: Sequence[Frame], logits: Tensor) -> None:
-        """Score a batch of frames, each by itself and all in their block."""
+    def count(self, frames: Sequence[Frame], logits: Tensor) -> list[Metric | None]:
+        """Score a batch of frames, each by itself and all in their block; return what of each."""
+        counted = []
         for frame, one in zip(frames, logits, strict=True):
-            score = None
+            own = None
             if frame.label is not None:
-                score, badness = self._score(one, frame)
-                self._remember_if_bad(frame, one, score, badness)
-            self.frames["position"].append(frame.position)
-            self.frames["block"].append(frame.block.index)
-            self.frames["score"].append(score)
-        self.position = frames[-1].position + 1
+                own = metric_for(self.card.task, len(self.card.classes))
+                own.add(one[None], torch.as_tensor(np.asarray(frame.label))[None].long())
+                self._remember_if_bad(frame, one, *self._badness(own, one))
+            self.recount(frame, own)
+            counted.append(own)
+        return counted
 
-    def _score(self, logits: Tensor, frame: Frame) -> tuple[float | None, float]:
-        """The frame's own score, and how bad it is; counted in the block as well."""
-        own = metric_for(self.card.task, len(self.card.classes))
-        own.add(logits[None], torch.as_tensor(np.asarray(frame.label))[None].long())
-        self.metric.counts += own.counts
+    def recount(self, frame: Frame, own: Metric | None) -> None:
+        """Count a frame that got the same answer before: ``own`` is what `count` returned then."""
+        score = None
+        if own is not None:
+            self.metric.counts += own.counts
+            score = finite(own.score())
+            if score is not None and self.card.task == "classification":
+                counts = self.by_class[int(np.asarray(frame.label))]
+                counts[0] += score > 0
+                counts[1] += 1
+        self.frames["position"].append(frame.position)
+        self.frames["block"].append(frame.block.index)
+        self.frames["score"].append(score)
+        self.position = frame.position + 1
+
+    @staticmethod
+    def _badness(own: Metric, logits: Tensor) -> tuple[float | None, float]:
+        """A frame's own score, and how bad it is."""
         score = finite(own.score())
         if isinstance(own, MeanIoU):
             return score, -1.0 if score is None else 100.0 - score
-        if score is not None:
-            counts = self.by_class[int(np.asarray(frame.label))]
-            counts[0] += score > 0
-            counts[1] += 1
         sure = float(logits.float().softmax(0).max())  # wrong, and sure of it, is worst
         return score, sure if score else -1.0
 
