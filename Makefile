@@ -85,6 +85,7 @@ bench-guard: setup
 readme: setup
 	@$(BIN)/python benchmarks/readme_table.py
 	@$(BIN)/python benchmarks/cost_table.py
+	@$(BIN)/python benchmarks/results_page.py
 	@for table in calibration guard; do test ! -e results/measured/$$table.json || \
 		$(BIN)/python benchmarks/$${table}_table.py; done
 

@@ -39,7 +39,9 @@ PUBLISHED = {  # error, WRN-28-10, batch 200, 10,000 images a corruption, contin
     "source": 43.5, "bn_stats": 20.4, "tent": 20.0, "eata": 17.9, "sar": 20.4, "cotta": 16.5,
     "rotta": 19.3,
 }  # fmt: skip
-SETTINGS: dict[str, dict[str, Any]] = {"bestta": {"layers": ["block1"], "lr": 0.0}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "bestta": {"preset": "single", "layers": ["block1"], "lr": 0.0}
+}
 """What differs from the defaults: BESTTA transfers the style and does not learn."""
 
 

@@ -121,7 +121,7 @@ def bein(network: Mapping[str, Any], form: str, *numbers: int, **more: Any) -> d
     """BESTTA with one BeIN behind each of the stages of these numbers, and what it is called.
 
     >>> bein({"stages": ["block1", "block2"]}, "lean", 1, 2)
-    {'BESTTA lean block1+2': {'lean': True, 'layers': ['block1', 'block2']}}
+    {'BESTTA lean block1+2': {'preset': 'single', 'lean': True, 'layers': ['block1', 'block2']}}
     """
     stages = [network["stages"][number - 1] for number in numbers]
     first = stages[0].rpartition(".")[2]
@@ -132,7 +132,8 @@ def bein(network: Mapping[str, Any], form: str, *numbers: int, **more: Any) -> d
         name += f", entropy stride {more['entropy_stride']}"
     if "precision" in more:
         name += f", {more['precision']}"
-    return {name: {"lean": form == "lean", "layers": stages, **more}}
+    # A step that learns; in the usual form few do.
+    return {name: {"preset": "single", "lean": form == "lean", "layers": stages, **more}}
 
 
 def table_contenders(network: Mapping[str, Any]) -> dict[str, Settings]:

@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from bestta.benchmark import Protocol, read_method, read_protocol, runs
+from bestta.benchmark import Method, Protocol, read_method, read_protocol, runs
 from bestta.cli.bench import run_all
 from bestta.cli.data import parsed_size
 from bestta.files import write_whole
@@ -259,10 +259,20 @@ def protocol_of(asked: argparse.Namespace) -> Protocol:
     return read_protocol(name, **changes)
 
 
+def form_of(name: str) -> Method:
+    """A method as it is compared here: learning from every image, unless that is what differs."""
+    method = read_method(name)
+    if name == SOURCE:
+        return method
+    return replace(
+        method, preset="single", settings={"layers": ["backbone.layer1"], **method.settings}
+    )
+
+
 def recorded(protocol: Protocol, asked: argparse.Namespace) -> dict[str, Record]:
     """Run what is not recorded yet; the records there are, by method."""
     data = None if asked.data is None else str(asked.data)
-    every = runs(protocol, [read_method(name) for name in METHODS], data=data)
+    every = runs(protocol, [form_of(name) for name in METHODS], data=data)
     done = run_all(every, asked.work, jobs=asked.jobs, again=asked.again)
     found: dict[str, Record] = {}
     for name, job in zip(METHODS, done, strict=True):

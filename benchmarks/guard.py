@@ -70,6 +70,10 @@ SIZE = (256, 128)
 MOST_LAYERS = 10
 """Candidate layers of each model."""
 
+FORM = {"preset": "single"}
+"""The form that is watched: the one that can do most harm."""
+STAGE = {"streets": "backbone.layer1", "cityscapes": "backbone.layer1", "cifar10": "block1"}
+"""Where a layer does well that is taken without looking for a better one."""
 KINDS = ("cells", "stress", "baselines", "cost")
 BLANKS = ("black", "white", "noise")
 CASES = (
@@ -342,8 +346,7 @@ def subject(
     card, model = models.card(name), models.load(name)
     train, pool = image_sets(name, folder, tune)
     source = [normalised(s.image[None], card.normalise) for s in train.some(source_images)]
-    shipped = models.load_profile(name)
-    usual = {"layers": tuple(shipped.layers), **shipped.settings.get("bestta", {})}
+    usual = {**FORM, "layers": (STAGE[name],)}
     layers = list(dict.fromkeys((*layers_of(name), *usual["layers"])))
     profile = bestta.SourceProfile.collect(model, source, layers=layers, progress=False)
     return Subject(name, model, card, pool, frames, source, profile, usual, tune)
@@ -631,7 +634,7 @@ class Bench:
             self.place = job.place
         found: Result = {"source": self.source, "length": len(self.frames)}
         if isinstance(job, Cell):
-            settings = {"layers": (job.layer,), "lr": job.lr, "gamma": job.gamma}
+            settings = {**FORM, "layers": (job.layer,), "lr": job.lr, "gamma": job.gamma}
             found["guarded"] = asdict(run(about, self.frames, {**settings, "guard": True})[0])
             if not asked.guarded_only:
                 loose, _ = run(about, self.frames, {**settings, "guard": False})

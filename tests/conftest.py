@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from bestta import SourceProfile
-from bestta.adapters.bestta import BesttaConfig
+from bestta.adapters.bestta import SINGLE, Bestta, BesttaConfig
 from bestta.cli import main
 from nets import Classifier, Segmenter, randomise, stream
 
@@ -49,6 +49,15 @@ BesttaConfig.__init__.__kwdefaults__["guard"] = False
 def _guard(request, monkeypatch):
     if request.node.get_closest_marker("guarded") is not None:
         monkeypatch.setitem(BesttaConfig.__init__.__kwdefaults__, "guard", True)
+
+
+# Likewise the parts of BESTTA: each image by its own statistics and learned from. Its usual form,
+# which weighs the stream's statistics and learns while the style moves, is that of tests marked
+# "usual".
+@pytest.fixture(autouse=True)
+def _usual(request, monkeypatch):
+    if request.node.get_closest_marker("usual") is None:
+        monkeypatch.setattr(Bestta, "presets", SINGLE)
 
 
 @pytest.fixture

@@ -128,9 +128,9 @@ def test_updates_are_those_of_torch_sgd_with_momentum(segmenter, profile):
 
 def test_presets_hold_the_papers_figures(segmenter, classifier, profile):
     """Sec. 4.1 and the supplement's section C."""
-    segmentation = bestta.adapt(segmenter, profile).config
+    segmentation = bestta.adapt(segmenter, profile, preset="paper").config
     profile = SourceProfile.collect(classifier, stream(2, seed=1), layers="layer1")
-    classification = bestta.adapt(classifier, profile).config
+    classification = bestta.adapt(classifier, profile, preset="paper").config
 
     def figures(c):
         lambdas = (c.lambda_style, c.lambda_content, c.lambda_entropy, c.lambda_l2)
@@ -139,6 +139,27 @@ def test_presets_hold_the_papers_figures(segmenter, classifier, profile):
     assert figures(segmentation) == ((0.3, 1.0, 0.3, 0.04), 0.7, 0.001, "directional")
     assert segmentation.momentum == 0.9
     assert figures(classification) == ((1.0, 0.0, 1.0, 0.0), 0.9, 0.1, "source")
+    for settings in (segmentation, classification):  # one image, and every one
+        assert (settings.statistics_decay, settings.when) == (0.0, "always")
+
+
+@pytest.mark.usual
+def test_the_usual_form_leaves_clear_images_alone_and_moves_foggy_ones(segmenter, profile):
+    """Of the style of the first layer, in source deviations: how far from the source it ends."""
+
+    def moved(images):
+        adapter = bestta.adapt(segmenter, profile)
+        assert adapter.settings["statistics"] == "weighed"
+        found = []
+        for image in images:
+            adapter(image)
+            _, passes = adapter.forward(image, learning=False)
+            done = passes["layer1"].done
+            found.append(float((done.adapted_mean - done.mean).abs().mean()))
+        return sum(found) / len(found)
+
+    clear = moved(stream(10, seed=7))
+    assert moved(stream(10, seed=7, **FOG)) > 10 * clear
 
 
 @pytest.mark.parametrize(

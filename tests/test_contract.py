@@ -30,6 +30,8 @@ NETS = {
 }
 FOG = {"shift": 1.5, "scale": 0.4}
 
+pytestmark = pytest.mark.usual
+
 SETTINGS: dict[str, dict[str, Any]] = {
     # Every step shall learn, from these nets' hopeless predictions, and be quick.
     "cotta": {"augmentations": 2, "scales": (0.5, 1.0)},

@@ -1,0 +1,89 @@
+"""The page of results: made of records alone, and records kept without what is not ours to give."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from bench import played, run_of
+from bestta.benchmark.config import read_method
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def keep():
+    return runpy.run_path(str(ROOT / "benchmarks" / "keep_records.py"))["kept"]
+
+
+@pytest.fixture(scope="module")
+def page():
+    return runpy.run_path(str(ROOT / "benchmarks" / "results_page.py"))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Two short runs: the plain model, and ours by the name the page knows it by."""
+    out = tmp_path_factory.mktemp("records")
+    ours = read_method("bestta", guard=False)
+    found = []
+    for method, label in ((read_method("source"), "Source"), (ours, "bestta+")):
+        run = run_of(method, size=(32, 32), rounds=3, images=2)
+        record = played(run, out)
+        found.append({**record, "label": label})
+    return found
+
+
+def test_what_is_kept_has_no_pictures_and_every_score(keep, records):
+    for record in records:
+        assert record["pictures"]["conditions"]  # there is something to leave out
+        assert record["frames"]["score"]
+        kept = keep(record)
+        assert not kept["pictures"]
+        assert not kept["frames"]
+        for name in ("blocks", "score", "rounds", "settings", "provenance", "source_scores"):
+            assert kept[name] == record[name]
+
+
+def test_a_long_trace_is_thinned_evenly_and_says_so(keep, records):
+    steps = list(range(0, 10_000, 2))
+    record = {**records[0], "traces": {"step": steps, "entropy": steps}, "traced_every": 2}
+    kept = keep(record)
+    assert len(kept["traces"]["step"]) <= 250
+    apart = kept["traces"]["step"][1] - kept["traces"]["step"][0]
+    assert kept["traced_every"] == apart
+    assert kept["traces"]["entropy"] == kept["traces"]["step"]
+
+
+def test_a_record_with_similarities_keeps_its_frames(keep, records):
+    record = {**records[0], "traces": {"step": [0], "direction": [0.5]}}
+    assert keep(record)["frames"] == record["frames"]
+
+
+def test_the_page_says_by_how_much_ours_leads_or_trails(page, keep, records, tmp_path):
+    place = tmp_path / "weather"
+    place.mkdir()
+    rival = {**records[0], "label": "Rival", "id": "rival", "method": "tent", "score": 40.0}
+    for number, record in enumerate((*records, rival)):
+        changed = {**keep(record), "id": f"r{number}"}
+        changed["score"] = {"Source": 30.0, "bestta+": 38.5, "Rival": 40.0}[record["label"]]
+        (place / f"r{number}.json").write_text(json.dumps(changed))
+    text = page["tables"](tmp_path)
+    assert "+8.5 points over the source, -1.5 over the best other method (Rival, 40.0)" in text
+
+
+def test_a_table_that_was_not_measured_is_not_on_the_page(page, tmp_path):
+    assert page["tables"](tmp_path) == ""
+
+
+def test_the_page_is_what_the_records_say(page):
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    made = page["tables"](figures_at=None)
+    shown = text.partition(page["BEGIN"])[2].partition(page["END"])[0]
+    # Pictures are named by the text alone.
+    without = "\n\n".join(p for p in shown.strip().split("\n\n") if not p.startswith("!["))
+    for part in made.split("\n\n"):
+        assert part in without
