@@ -55,6 +55,8 @@ from bestta.files import Busy, held
 from bestta.protocols import Block, Frame, continual, mixed, weather
 from bestta.provenance import provenance
 
+pytestmark = pytest.mark.usual
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _asked_once():
@@ -162,7 +164,11 @@ def test_scores_are_those_of_a_plain_loop(name, batch, tmp_path):
     ]
     # Batches never straddle blocks: three images in twos are two and one.
     assert record["traces"]["step"] == ([0, 2, 3, 5, 6, 8, 9, 11] if batch == 2 else [*range(12)])
-    assert record["events"]["adapted"] == (len(record["traces"]["step"]) if name != "source" else 0)
+    steps, adapted = len(record["traces"]["step"]), record["events"]["adapted"]
+    if name == "bestta":  # learns while the style moves: at every change of the weather at least
+        assert 4 <= adapted <= steps
+    else:
+        assert adapted == (steps if name != "source" else 0)
 
 
 def test_the_share_of_adapted_frames_is_recorded_whether_or_not_the_run_was_stopped(tmp_path):
@@ -908,7 +914,7 @@ def test_a_strict_reader_reads_every_record(tmp_path):
     record = read(path)  # refuses NaN and Infinity
     assert record["id"] == path.stem
     assert protocol(**INSTRUMENTS).layer is None
-    assert record["embeddings"]["layer"] == "backbone.layer4"
+    assert record["embeddings"]["layer"] == "decoder.refine"  # the last of the profile
 
 
 # --- what is timed is not looked into -------------------------------------------------------
@@ -1006,7 +1012,7 @@ def test_a_record_is_of_the_plugin_as_it_was(tmp_path):
 def test_a_record_is_of_the_settings_in_force_defaults_included(monkeypatch):
     run = run_of("bestta")
     before = name_of(run)
-    monkeypatch.setitem(method_class("bestta").presets["segmentation"], "rho", 0.6)
+    monkeypatch.setitem(method_class("bestta").presets["segmentation"], "rho", 0.55)
     assert name_of(run) != before
 
 
