@@ -555,7 +555,9 @@ def test_a_shipped_profile_belongs_to_its_model(name):
     assert tuple(profile.layers) == known.layers
     assert profile.task == known.task
     adapter = bestta.adapt(model, profile)
-    assert set(adapter.config.layers) < set(known.layers), "the default is some of the layers"
+    assert set(adapter.config.layers) <= set(known.layers)
+    paper = bestta.adapt(model, profile, preset="paper")
+    assert len(paper.config.layers) == 1, "the paper puts BeIN behind one layer"
 
 
 def test_a_shipped_card_is_filled_in(name):

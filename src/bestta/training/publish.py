@@ -86,13 +86,14 @@ def _publish(training: Training, command: str, show: bool) -> Card:
             f"the weights as stored score {metric.score():.2f}, as trained {trained:.2f}: "
             "fp16 does not hold them."
         )
-    _profile(model, recipe, training.splits.train, show).save(folder / PROFILE)
+    profile = _profile(model, recipe, training.splits.train, show)
+    profile.save(folder / PROFILE)
     clean: dict[str, Any] = {"clean": metric.score(), "clean_as_trained": trained}
     if isinstance(metric, MeanIoU):
         clean["per_class"] = dict(zip(recipe.classes, metric.per_class(), strict=True))
         card = replace(card, notes=(*card.notes, *_hardly_there(metric, recipe.classes)))
     files = {file: sha256(folder / file) for file in (WEIGHTS, PROFILE)}
-    card = replace(card, scores=clean, sha256=files)
+    card = replace(card, scores=clean, layers=tuple(profile.layers), sha256=files)
     _write(card, folder)
     return card
 
@@ -113,10 +114,11 @@ def _profile(model: nn.Module, recipe: Recipe, train: ImageSet, show: bool) -> S
 
 def renew_profile(folder: Path, recipe: Recipe, train: ImageSet, *, show: bool = True) -> Card:
     """Collect the profile of a published model anew: for what older versions did not keep."""
-    _profile(load(folder), recipe, train, show).save(folder / PROFILE)
+    profile = _profile(load(folder), recipe, train, show)
+    profile.save(folder / PROFILE)
     card = Card.read(folder)
     files = {**card.sha256, PROFILE: sha256(folder / PROFILE)}
-    card = replace(card, layers=recipe.layers, sha256=files)
+    card = replace(card, layers=tuple(profile.layers), sha256=files)
     _write(card, folder)
     return card
 
