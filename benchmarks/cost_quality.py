@@ -261,7 +261,7 @@ def protocol_of(asked: argparse.Namespace) -> Protocol:
 
 def form_of(name: str) -> Method:
     """A method as it is compared here: learning from every image, unless that is what differs."""
-    method = read_method(name)
+    method = read_method(ALWAYS, when="auto") if name == AUTO else read_method(name)
     if name == SOURCE:
         return method
     return replace(

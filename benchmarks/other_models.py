@@ -314,6 +314,7 @@ GROUPNORM = replace(
     arguments={"classes": 19},
     layers=("layer1", "layer2", "layer3", "layer4"),
     default_layers=("layer1",),
+    form_layers={"paper": ("layer1",), "single": ("layer1",)},
     epochs=8,
 )
 TOKENS = replace(
@@ -327,6 +328,7 @@ TOKENS = replace(
     weight_decay=0.1,
     layers=("stage1", "stage2", "stage3", "stage4"),
     default_layers=("stage1",),
+    form_layers={"paper": ("stage1",), "single": ("stage1",)},
 )
 TRAININGS: dict[str, tuple[Recipe, Callable[[Recipe, Path], Training]]] = {
     "groupnorm": (GROUPNORM, Training),

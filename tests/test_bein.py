@@ -330,9 +330,13 @@ def weighed(images, mu_s, sigma_s, spreads, decay):
             np.clip(1 - contrast**2 * s / v, unlike, 1) for s, v in zip(spreads, q, strict=True)
         ]
         style = [a + w * (o - a) for a, w, o in zip(average, weight, own, strict=True)]
-        # A mean of n images has 1/n of their variance, a fading one (1 - d) / (1 + d) in the end.
+        # A mean of n images has 1/n of their variance, a fading one (1 - d) / (1 + d) in the end;
+        # this image is in it with `step`.
         rest = max((1 - decay) / (1 + decay), 1 / (n + 1))
-        chance = [s * (w**2 + (1 - w) ** 2 * rest) for s, w in zip(spreads, weight, strict=True)]
+        chance = [
+            s * (w**2 + 2 * w * (1 - w) * step + (1 - w) ** 2 * rest)
+            for s, w in zip(spreads, weight, strict=True)
+        ]
         shift = [v - h for v, h in zip(style, home, strict=True)]
         found = sum((shift[0] ** 2 + shift[1] ** 2) / home[1] ** 2)
         away = max(0, 1 - sum(sum(chance) / home[1] ** 2) / found)
@@ -391,6 +395,41 @@ def test_images_of_the_source_are_left_as_they_are():
     shifts = [0.0] * 40
     plain = size(played(build(weighed=False), shifts=shifts))
     assert size(played(build(), shifts=shifts)) < 0.25 * plain
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("seen", [0, 3, 40])
+def test_chance_is_what_a_simulation_of_the_weighed_mean_finds(batch, seen):
+    """Of independent draws of variance 1: the variance of (1-w) average + w own, for w = 0.3."""
+    decay, w, count = 0.9, 0.3, 40_000
+    rng = np.random.default_rng(0)
+    average = np.zeros(count)
+    for n in range(seen + 1):
+        step = max(1 - decay, 1 / (n + 1))
+        images = rng.standard_normal((batch, count))
+        average = average + step * (images.mean(0) - average)
+    simulated = ((1 - w) * average + w * images[0]).var()
+
+    given = []
+
+    def believed(found, chance):
+        given.append(chance)
+        return torch.full((1, 1), w)
+
+    spread = torch.ones(1), torch.zeros(1)
+    layer = BeIN(torch.zeros(1), torch.ones(1), 1.0, statistics_decay=decay, spread=spread)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["bestta.bein"], "believed", believed)
+        for _ in range(seen + 1):
+            layer(torch.randn(batch, 1, 2, 2))
+    assert float(given[-1].flatten()[0]) == pytest.approx(simulated, rel=0.12)
+
+
+def test_a_layer_that_did_not_weigh_before_goes_on_weighing():
+    plain, weighing = build(weighed=False), build()
+    played(plain, shifts=[2.0] * 3)
+    weighing.remember(plain.remembered())
+    assert all(bool(mean.isfinite().all()) for mean in played(weighing, shifts=[2.0] * 3))
 
 
 def test_a_change_of_weather_is_followed_at_once():

@@ -181,10 +181,10 @@ def test_a_file_of_ones_own_is_read_by_its_path_and_named_after_it(tmp_path):
 
 
 def test_settings_win_over_a_methods_file_and_leave_the_rest_of_it():
-    assert read_method("bestta-single").settings == {"lr": 0.0, "statistics_decay": 0.0}
-    changed = read_method("bestta-single", lr=0.5, rho=0.1)
+    assert read_method("bestta-still-single").settings == {"lr": 0.0, "statistics_decay": 0.0}
+    changed = read_method("bestta-still-single", lr=0.5, rho=0.1)
     assert changed.settings == {"lr": 0.5, "statistics_decay": 0.0, "rho": 0.1}
-    assert changed.label == read_method("bestta-single").label
+    assert changed.label == read_method("bestta-still-single").label
 
 
 def test_a_method_without_a_file_runs_with_its_defaults(monkeypatch, tmp_path):

@@ -301,7 +301,7 @@ QUICK = [
     "sar",
     "memo",
     "bestta",
-    "bestta-single",
+    "bestta-still-single",
 ]
 
 

@@ -395,14 +395,16 @@ class BeIN(nn.Module):
         contrast = (after["sigma_x"] / self.sigma_s).clamp(max=1.0)
         spread = [self._spread(i, self.source_spread[i], own[i], step, usable) for i in (0, 1)]
         unlike = self._unlike(own)
-        # What an average of this many images still owes to what they happened to show.
-        rest = max(step / (2 - step), 1 / (seen + 1))
+        # Variance of the average, and its covariance with an image in it, for a variance of 1.
+        rest = max(step / (2 - step), 1 / (seen + 1)) / len(mean)
+        shared = step / len(mean)
         styles, chance = [], []
         for i, source in enumerate(self.source_spread):
             # In fog all of an image is nearly alike: what is shown makes less of a difference.
             weight = torch.maximum(believed(spread[i], contrast**2 * source), unlike)
             styles.append(averages[i] + weight * (own[i] - averages[i]))
-            chance.append(source * (weight**2 + (1 - weight) ** 2 * rest))
+            both = 2 * weight * (1 - weight) * shared
+            chance.append(source * (weight**2 + both + (1 - weight) ** 2 * rest))
         mu, sigma = styles
         home = self.mu_s, self.sigma_s
         away = believed(
@@ -416,8 +418,8 @@ class BeIN(nn.Module):
         """How far each image is unlike those before it, 0 to 1, (B, 1): the weather has changed."""
         if self.mu_x is None or self.sigma_x is None:
             return self.mu_s.new_zeros(1, 1)
-        assert self.mu_spread is not None
-        assert self.sigma_spread is not None
+        if self.mu_spread is None or self.sigma_spread is None:  # it did not weigh until now
+            return self.mu_s.new_zeros(1, 1)
         found = self._pooled((own[0] - self.mu_x) ** 2, (own[1] - self.sigma_x) ** 2)
         return believed(found, UNLIKE * self._pooled(self.mu_spread, self.sigma_spread))
 

@@ -106,10 +106,9 @@ def _profile(model: nn.Module, recipe: Recipe, train: ImageSet, show: bool) -> S
         note=f"training images of {recipe.name}",
         progress=show,
     )
-    settings = {"bestta": {"layers": list(recipe.default_layers)}}
-    if recipe.paper_layers:
-        settings["bestta-paper"] = {"layers": list(recipe.paper_layers)}
-    return replace(profile, settings=settings)
+    layers = {"bestta": recipe.default_layers}
+    layers |= {f"bestta-{form}": chosen for form, chosen in recipe.form_layers.items()}
+    return replace(profile, settings={form: {"layers": list(c)} for form, c in layers.items()})
 
 
 def renew_profile(folder: Path, recipe: Recipe, train: ImageSet, *, show: bool = True) -> Card:

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -87,8 +87,9 @@ class Recipe:
     """The usual layers to put BeIN behind: the profile covers them."""
     default_layers: tuple[str, ...]
     """Those of them that BESTTA takes unless it is told otherwise."""
-    paper_layers: tuple[str, ...] = ()
-    """Those of them that its preset ``"paper"`` takes; all of the profile's if none."""
+    form_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Those of them that its other forms take, such as the preset ``"paper"``; all of the profile's
+    if none."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "loss_stride"):
@@ -120,7 +121,7 @@ class Recipe:
 
 _NOT_LEARNED = {
     "about", "data", "terms", "notes", "splits", "needs_data", "init", "size", "layers",
-    "default_layers", "paper_layers",
+    "default_layers", "form_layers",
 }  # fmt: skip
 """Fields of a recipe that change nothing of the weights."""
 
@@ -230,7 +231,7 @@ CITYSCAPES = Recipe(
     loss_stride=2,
     layers=PLACES,
     default_layers=PLACES,
-    paper_layers=("backbone.layer3",),
+    form_layers={"paper": ("backbone.layer3",), "single": ("backbone.layer1",)},
 )
 
 _NORMS = (
@@ -265,7 +266,7 @@ CIFAR_10 = Recipe(
     warmup=0.15,
     layers=("conv1", "block1", "block2", "block3", *_NORMS),
     default_layers=_NORMS,
-    paper_layers=("block1",),
+    form_layers={"paper": ("block1",), "single": ("block1",)},
 )
 
 STREETS = Recipe(
@@ -289,5 +290,5 @@ STREETS = Recipe(
     loss_stride=2,
     layers=PLACES,
     default_layers=PLACES,
-    paper_layers=("backbone.layer3",),
+    form_layers={"paper": ("backbone.layer3",), "single": ("backbone.layer1",)},
 )
