@@ -1,4 +1,4 @@
-"""Adapt a classifier: a Wide ResNet on 32x32 images, with the paper's classification settings.
+"""Adapt a classifier: a Wide ResNet on 32x32 images, with the settings for classification.
 
     python examples/classification.py [checkpoint.pt]
 
@@ -34,7 +34,8 @@ def main() -> None:
     for _ in range(5):
         corrupted = torch.rand(1, 3, 32, 32) * 0.4
         label = adapter(corrupted).argmax(1).item()
-        print(f"class {label}, entropy {adapter.last.losses['entropy']:.3f}")
+        did = f"entropy {adapter.last.losses['entropy']:.3f}" if adapter.last.losses else ""
+        print(f"class {label}: {did or adapter.last.reason}")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def main() -> None:
         PICTURE,
     )
     losses = ", ".join(f"{name} {value:.3f}" for name, value in adapter.last.losses.items())
+    losses = losses or adapter.last.reason  # a step that learns nothing has none
     largest = max(p.abs().max().item() for p in adapter.trainable.values())
     print(f"\nThe last of {adapter.images_seen} steps: {losses}; largest |γ| {largest:.3f}.")
     ratio = seconds["adapted"] / seconds["plain"]

@@ -36,8 +36,9 @@ def main() -> None:
         for frame in stream.frames(start, stop, workers=1):
             adapter(to_tensor(frame.image))
             if frame.position == frame.block.start:
-                style = adapter.last.losses["style"]
-                print(f"frame {frame.position:3}: {frame.block.name:6} style loss {style:.3f}")
+                done = adapter.last  # a step that learned has losses, another says why not
+                told = f"style loss {done.losses['style']:.3f}" if done.losses else done.reason
+                print(f"frame {frame.position:3}: {frame.block.name:6} {told}")
     print(f"{adapter.images_seen} frames seen, {len(stream.skipped)} skipped")
 
 

@@ -335,6 +335,10 @@ def test_what_remembers_nothing_answers_the_frames_of_later_rounds_once(
     # Of each block's four frames two are timed, and so answered in any case.
     assert frames * (1 / 2 + 1 / 6) <= few < frames
     assert lasting(once) == lasting(always)
+    monkeypatch.setattr(known, "remembers", False)
+    parts, stopped = played_in_parts(run, tmp_path / "parts", stops={3, frames - 2})
+    assert stopped == 2
+    assert lasting(parts) == lasting(always)
 
 
 @pytest.mark.parametrize("name", QUICK)

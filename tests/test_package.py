@@ -138,6 +138,8 @@ def test_the_method_in_contributing_works_as_written(tmp_path, monkeypatch):
         _methods.pop("shift", None)
 
 
+@pytest.mark.guarded
+@pytest.mark.usual
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_examples_run(path, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

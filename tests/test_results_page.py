@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
 from bench import played, run_of
-from bestta.benchmark.config import read_method
+from bestta.benchmark.config import read_method, read_study
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,11 +80,23 @@ def test_a_table_that_was_not_measured_is_not_on_the_page(page, tmp_path):
     assert page["tables"](tmp_path) == ""
 
 
-def test_the_page_is_what_the_records_say(page):
+def test_the_page_and_its_figures_are_what_the_records_say(page, tmp_path):
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    made = page["tables"](figures_at=None)
-    shown = text.partition(page["BEGIN"])[2].partition(page["END"])[0]
-    # Pictures are named by the text alone.
-    without = "\n\n".join(p for p in shown.strip().split("\n\n") if not p.startswith("!["))
-    for part in made.split("\n\n"):
-        assert part in without
+    assert page["renewed"](text, page["tables"](figures_at=tmp_path)) == text
+    shipped = {path.name: path.read_bytes() for path in (ROOT / "docs").glob("results-*.svg")}
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")} == shipped
+    assert "How the settings were chosen" in text
+
+
+def test_the_settings_in_the_tables_are_those_that_did_best(page):
+    """The rows in bold, by method, against the study that runs the tables."""
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    bold = [
+        line.split("|")[1].strip() for line in text.splitlines() if re.search(r"\*\* \|$", line)
+    ]
+    chosen = {label.partition(" (")[0]: label for label in bold if " (" in label}
+    every = {v.label: (v.method, v.settings) for v in read_study("settings").variants}
+    for variant in read_study("methods").variants:
+        if variant.label in chosen:
+            assert every[chosen[variant.label]] == (variant.method, variant.settings)
+    assert {"α-BN", "BN-EMA", "TENT", "TENT-continual", "EATA", "SAR"} <= chosen.keys()

@@ -85,7 +85,7 @@ def bein_affine(
     Args:
         mu_x, sigma_x: Per-channel statistics of the input, (B, C).
         mu_s, sigma_s: Source style, (C,).
-        gamma_mu, gamma_sigma: The learned parameters, (C,) or scalar.
+        gamma_mu, gamma_sigma: The learned parameters, (C,), scalar, or one for each image, (B, C).
         rho: Weight of the input's own statistics, 0 to 1.
         slope_min, slope_max: Bounds of the slope.
 

@@ -54,7 +54,7 @@ from bestta.profile import Embedding, LayerProfile, SourceProfile, layer_names
 
 @dataclass(frozen=True, kw_only=True)
 class BesttaConfig(AdapterConfig):
-    """Settings of BESTTA. Presets hold what differs by task; ``"paper"`` is one of them."""
+    """Settings of BESTTA. Presets hold what differs by task, `forms` the paper's way."""
 
     guard: bool = True
     """On by default, unlike for the baselines, which are to be what they were published as."""

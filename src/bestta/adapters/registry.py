@@ -68,7 +68,8 @@ def adapt(
             A method that needs nothing from the source takes none.
         method: One of `methods`.
         preset: ``"segmentation"`` or ``"classification"``; by default told from the model's logits.
-            Or a form of the method that is not its usual one: ``"paper"`` for BESTTA as published.
+            Or a form of the method that is not its usual one: ``"paper"`` for BESTTA as published,
+            ``"single"`` for the same with relative, bounded γ and the guard.
         **settings: Any setting of the method by name. What is named here wins over the
             profile's settings, and those win over the preset's.
 

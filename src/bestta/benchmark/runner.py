@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bestta.adapters.base import StepReport
 from bestta.benchmark.checkpoints import Checkpoints
 from bestta.benchmark.config import Run
 from bestta.benchmark.histograms import Histograms
@@ -170,8 +171,9 @@ class Execution:
             and not self.adapter.config.guard
             and run.protocol.batch == 1
             and not run.protocol.redraw
+            and (stream.rounds > 1 or run.protocol.recipe == "gradual")
         )
-        self.answered: dict[tuple[str, str], Metric] = {}
+        self.answered: dict[tuple[str, str], tuple[Metric, StepReport]] = {}
 
     # --- the stream -----------------------------------------------------------------------
 
@@ -222,9 +224,10 @@ class Execution:
         watched = protocol.similarities or counted
         before = self.answered.get((batch[0].domain, batch[0].name))
         if before is not None and not (timed or watched or batch[0].position in self.shown):
+            own, report = before
             tally.trace(batch[0].position, {})
-            tally.note(self.adapter.last)
-            tally.recount(batch[0], before)
+            tally.note(report)
+            tally.recount(batch[0], own)
             return
         plain_ms = self._time_plain(image) if timed else None
         plain = self.probe.plain(image) if watched and self.probe is not None else None
@@ -261,7 +264,7 @@ class Execution:
                 tally.show(frame, one)
         found = tally.count(batch, logits)
         if self.repeats and found[0] is not None:
-            self.answered[batch[0].domain, batch[0].name] = found[0]
+            self.answered[batch[0].domain, batch[0].name] = found[0], self.adapter.last
 
     def _close_blocks(self, before: int) -> None:
         """End the blocks that are over, and look at what was forgotten after each round."""

@@ -187,6 +187,7 @@ def calibrate(
         "pixels": [list(black_and_white.low), list(black_and_white.high)],
         "lengths": vars(lengths),
         "settings": plain(settings),
+        "preset": plain(Bestta.presets[task]),
         "seed": seed,
         "output": output,
         # A condition of one's own is known by what it does.

@@ -317,7 +317,8 @@ class Search:
             decay = self.fixed["statistics_decay"]
             return self.evaluate("fixed", self.changed(best, statistics_decay=decay), stream=LONG)
         best = self.evaluate("statistics_decay", best.settings, stream=LONG)
-        for decay in STATISTICS_DECAY:
+        usual = self.base.get("statistics_decay", 0.0)
+        for decay in sorted({*STATISTICS_DECAY, usual} - {0.0}):
             settings = self.changed(best, statistics_decay=decay)
             done = self.evaluate("statistics_decay", settings, stream=LONG)
             best = self.best = done if done.gain.beats(best.gain) else best

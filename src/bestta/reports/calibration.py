@@ -133,7 +133,7 @@ def sentences(told: Mapping[str, Any]) -> list[str]:
         else "γ is held still"
     )
     decay = settings["statistics_decay"]
-    statistics = f"an average over the stream (decay {decay:g})" if decay else "the image itself"
+    statistics = f"the stream (decay {decay:g})" if decay else "the image itself"
     found = [lead, f"ρ is {settings['rho']:g}, with statistics of {statistics}; {learns}."]
     if sure["share"] is not None:
         found.append(
