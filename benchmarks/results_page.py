@@ -160,7 +160,9 @@ def bars(group: Group) -> list[str]:
 
 def drawn(section: Section, group: Group, to: Path) -> list[str]:
     """Figures of a group as files, and the lines that show them."""
-    looks = styles((entry.label, entry.method) for entry in group.entries)
+    # The first of a method has its strong colour: ours, not its variants.
+    ours_first = sorted(group.entries, key=lambda entry: entry.label != OURS)
+    looks = styles((entry.label, entry.method) for entry in ours_first)
     shown = [Shown(entry, looks[entry.label]) for entry in group.entries]
     lines = []
     for figure in (over_time(shown), bubbles(shown), forgetting(shown)):
