@@ -184,6 +184,15 @@ class Study:
         if not self.variants:
             raise ValueError(f"study {self.name!r}: there must be a variant at least.")
 
+    def only(self, rows: Sequence[str]) -> Study:
+        """The same study with some of its rows: by label, by row such as ``(a)``, or by method."""
+        known = {name: None for v in self.variants for name in _names(v)}
+        for name in rows:
+            if name not in known:
+                raise ValueError(unknown(f"row of the study {self.name!r}", name, known))
+        chosen = [v for v in self.variants if not {*rows}.isdisjoint(_names(v))]
+        return replace(self, variants=tuple(chosen))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
@@ -326,10 +335,17 @@ def read_method(name: str | Path, **settings: Any) -> Method:
     return replace(method, settings={**method.settings, **settings})
 
 
-def read_study(name: str | Path) -> Study:
-    """The study in a file, or of a name."""
+def read_study(name: str | Path, *, within: tuple[Path, ...] = ()) -> Study:
+    """The study in a file, or of a name; ``like: OTHER`` puts the other's variants first."""
     path = _found(name, "studies")
-    return built(Study, {"name": path.stem, **_yaml(path)}, str(name))
+    if path in within:
+        raise ValueError(f"study {path.stem!r} is said to be like itself.")
+    values = _yaml(path)
+    other = values.pop("like", None)
+    if other is not None:
+        first = read_study(_as(str, other, f"{name}: like"), within=(*within, path)).variants
+        values["variants"] = [*first, *values.get("variants", ())]
+    return built(Study, {"name": path.stem, **values}, str(name))
 
 
 def shipped(what: str) -> list[str]:
@@ -385,6 +401,11 @@ def _variant_run(protocol: Protocol, study: Study, variant: Variant, common: dic
         variant=variant,
         **common,
     )
+
+
+def _names(variant: Variant) -> list[str]:
+    """What a row of a study can be asked for by."""
+    return [name for name in (variant.label, variant.row, variant.method) if name]
 
 
 def _shallow(config: Any) -> dict[str, Any]:

@@ -36,6 +36,10 @@ def bench(
     study: Annotated[
         str | None, typer.Option(help="Compare a study's variants instead: losses, positions …")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the study, this row alone: a label or method; several for several."),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
     source_data: Annotated[
         Path | None, typer.Option(help="Folder of the source's data set, if that is another.")
@@ -114,6 +118,9 @@ def bench(
             raise ValueError("a study says itself whether it looks at source images.")
         kept = {name: v for name, v in compared.changes.items() if name not in changes}
         compared = replace(compared, changes=kept)  # what is said here wins
+        compared = compared.only(only) if only else compared
+    elif only:
+        raise ValueError("--only is for the rows of a study: name one with --study.")
     settings = dict(map(parsed, setting or []))
     if settings and not method:
         raise ValueError("--set is for the methods that --method names: name one.")
