@@ -188,6 +188,11 @@ def style_of(x: Tensor, mu_s: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     return instance_moments(x, axis)
 
 
+def _pair(mu: Tensor | None, sigma: Tensor | None) -> Tensor | None:
+    """Both as one, (2, C), if there are any."""
+    return None if mu is None or sigma is None else torch.stack([mu, sigma])
+
+
 def believed(found: Tensor, chance: Tensor) -> Tensor:
     """How much of a squared distance to believe, 0 to 1, if chance alone makes one of ``chance``.
 
@@ -381,79 +386,61 @@ class BeIN(nn.Module):
         """
         if self.statistics_decay == 0:
             return None, 1.0, {}
-        own = mean, (variance + self.eps).sqrt()
-        usable = own[0].isfinite().all(0) & own[1].isfinite().all(0)
+        # Means and deviations are treated alike, so they go together: (2, B, C).
+        own = torch.stack([mean, (variance + self.eps).sqrt()])
+        usable = own.isfinite().flatten(0, 1).all(0)
+        home = torch.stack([self.mu_s, self.sigma_s])
+        before = _pair(self.mu_x, self.sigma_x)
         step = 1 - self.statistics_decay
         if self.source_spread is None:
-            mu, sigma = (self._averaged(i, value, step) for i, value in enumerate(own))
-            return (mu, sigma), 1.0, self._remembered(mu, sigma, usable)
+            moved = own if before is None else (1 - step) * before[:, None] + step * own
+            mu, sigma = moved.unbind()
+            return (
+                (mu, sigma),
+                1.0,
+                self._remembered(moved, home if before is None else before, usable),
+            )
         # A mean of all images before it is one that fades: single ones are measured against it.
         seen = 0.0 if self.seen is None else float(self.seen)
         step = max(step, 1 / (seen + 1))
-        averages = [self._averaged(i, v, step).mean(0, keepdim=True) for i, v in enumerate(own)]
-        after = self._remembered(averages[0], averages[1], usable)
+        average = own if before is None else (1 - step) * before[:, None] + step * own
+        average = average.mean(1, keepdim=True)
+        after = self._remembered(average, home if before is None else before, usable)
         contrast = (after["sigma_x"] / self.sigma_s).clamp(max=1.0)
-        spread = [self._spread(i, self.source_spread[i], own[i], step, usable) for i in (0, 1)]
-        unlike = self._unlike(own)
+        source = torch.stack(self.source_spread)
+        live = self.sigma_s**2 > 2 * self.eps
+        unit = torch.where(live, self.sigma_s**-2, 0.0)
+
+        def pooled(squares: Tensor) -> Tensor:
+            """Squares per channel, (2, B, C), in source deviations, added up: (B, 1)."""
+            return (squares.sum(0) * unit).sum(1, keepdim=True)
+
+        # How much images of the stream vary: at first as those of the source do. How far each is
+        # unlike those before it, 0 to 1, (B, 1): the weather has changed.
+        spread, unlike = source, self.mu_s.new_zeros(1, 1)
+        so_far = _pair(self.mu_spread, self.sigma_spread)
+        if before is not None and so_far is not None:
+            apart = (own.detach() - before[:, None]) ** 2
+            spread = torch.where(usable, so_far + step * (apart.mean(1) - so_far), so_far)
+            unlike = believed(pooled(apart), UNLIKE * pooled(so_far[:, None]))
+        # In fog all of an image is nearly alike: what is shown makes less of a difference.
+        weight = torch.maximum(believed(spread, contrast**2 * source)[:, None], unlike)
+        style = average + weight * (own - average)
         # Variance of the average, and its covariance with an image in it, for a variance of 1.
         rest = max(step / (2 - step), 1 / (seen + 1)) / len(mean)
-        shared = step / len(mean)
-        styles, chance = [], []
-        for i, source in enumerate(self.source_spread):
-            # In fog all of an image is nearly alike: what is shown makes less of a difference.
-            weight = torch.maximum(believed(spread[i], contrast**2 * source), unlike)
-            styles.append(averages[i] + weight * (own[i] - averages[i]))
-            both = 2 * weight * (1 - weight) * shared
-            chance.append(source * (weight**2 + both + (1 - weight) ** 2 * rest))
-        mu, sigma = styles
-        home = self.mu_s, self.sigma_s
-        away = believed(
-            self._pooled((mu - home[0]) ** 2, (sigma - home[1]) ** 2), self._pooled(*chance)
-        )
-        mu, sigma = home[0] + away * (mu - home[0]), home[1] + away * (sigma - home[1])
+        both = 2 * weight * (1 - weight) * (step / len(mean))
+        chance = source[:, None] * (weight**2 + both + (1 - weight) ** 2 * rest)
+        from_home = style - home[:, None]
+        away = believed(pooled(from_home**2), pooled(chance))
+        mu, sigma = (home[:, None] + away * from_home).unbind()
         after |= {"mu_spread": spread[0], "sigma_spread": spread[1]}
         return (mu, sigma), away, after | {"seen": self.mu_s.new_tensor(seen + 1)}
 
-    def _unlike(self, own: tuple[Tensor, Tensor]) -> Tensor:
-        """How far each image is unlike those before it, 0 to 1, (B, 1): the weather has changed."""
-        if self.mu_x is None or self.sigma_x is None:
-            return self.mu_s.new_zeros(1, 1)
-        if self.mu_spread is None or self.sigma_spread is None:  # it did not weigh until now
-            return self.mu_s.new_zeros(1, 1)
-        found = self._pooled((own[0] - self.mu_x) ** 2, (own[1] - self.sigma_x) ** 2)
-        return believed(found, UNLIKE * self._pooled(self.mu_spread, self.sigma_spread))
-
-    def _pooled(self, of_mu: Tensor, of_sigma: Tensor) -> Tensor:
-        """Squares per channel, (C,) or (B, C), in source deviations, added up: (1, 1) or (B, 1)."""
-        live = self.sigma_s**2 > 2 * self.eps
-        unit = torch.where(live, self.sigma_s**-2, 0.0)
-        return ((of_mu + of_sigma) * unit).reshape(-1, self.channels).sum(1, keepdim=True)
-
-    def _averaged(self, which: int, value: Tensor, step: float) -> Tensor:
-        """The stream's mean (0) or deviation (1), moved by ``step`` to that of each image."""
-        before = (self.mu_x, self.sigma_x)[which]
-        return value if before is None else (1 - step) * before + step * value
-
-    def _remembered(self, mu: Tensor, sigma: Tensor, usable: Tensor) -> dict[str, Tensor]:
+    @staticmethod
+    def _remembered(moved: Tensor, before: Tensor, usable: Tensor) -> dict[str, Tensor]:
         """The averages to go on with: a batch moves them once, by the mean of its samples."""
-        before = (self.mu_s, self.sigma_s)
-        if self.mu_x is not None and self.sigma_x is not None:
-            before = (self.mu_x, self.sigma_x)
-        return {
-            "mu_x": torch.where(usable, mu.detach().mean(0), before[0]),
-            "sigma_x": torch.where(usable, sigma.detach().mean(0), before[1]),
-        }
-
-    def _spread(
-        self, which: int, expected: Tensor, value: Tensor, step: float, usable: Tensor
-    ) -> Tensor:
-        """How much images of the stream vary, (C,): at first as those of the source do."""
-        so_far = (self.mu_spread, self.sigma_spread)[which]
-        average = (self.mu_x, self.sigma_x)[which]
-        if so_far is None or average is None:
-            return expected
-        away = ((value.detach() - average) ** 2).mean(0)
-        return torch.where(usable, so_far + step * (away - so_far), so_far)
+        mu, sigma = torch.where(usable, moved.detach().mean(1), before).unbind()
+        return {"mu_x": mu, "sigma_x": sigma}
 
     def remembered(self) -> dict[str, Tensor | None]:
         """What is remembered of the stream, by the names in `STREAM`."""
