@@ -1,32 +1,40 @@
-"""Write docs/results.md and its figures from the records of the paper's tables.
+"""Write docs/results.md and its figures from the records of the paper's tables, and their summary.
 
     make readme
 
 Each section below names a folder of results/measured that `benchmarks/keep_records.py` filled, the
 commands that fill it anew, and what is to be known of it. A section without records is left out, so
 the page shows what was measured and nothing else. What stands outside the two marks is written by
-hand.
+hand. The README gets one table of the means.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from html import unescape
 from pathlib import Path
 
 from bestta.files import write_whole
 from bestta.reports import groups, read_records
 from bestta.reports.figures import Figure, Shown, styles
-from bestta.reports.figures_scores import bubbles, forgetting, over_time
+from bestta.reports.figures_inside import correlation_plots, distances, embeddings
+from bestta.reports.figures_scores import bubbles, forgetting, over_time, study
 from bestta.reports.records import Entry, Group
+from bestta.reports.svg import Canvas
 from bestta.reports.table import Table
 from bestta.reports.tables import tables_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 MEASURED = ROOT / "results" / "measured"
+README = ROOT / "README.md"
 BEGIN, END = "<!-- the tables: make readme -->", "<!-- end of the tables -->"
 OURS = "bestta+"
+
+Draw = Callable[[Sequence[Shown]], Figure | None]
+OVER_A_STREAM: tuple[Draw, ...] = (over_time, bubbles, forgetting)
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,21 @@ class Section:
     commands: tuple[str, ...]
     tables: tuple[str, ...] = ()
     """Which tables of the group are shown, by the end of their titles; the first always is."""
-    figures: bool = True
+    figures: tuple[Draw, ...] = ()
+    bars: bool = False
+    """Whether it is one of the tables in which ours is to lead."""
 
+
+WEATHER = "bestta bench weather-continual --data CITYSCAPES --precision bf16"
+GRADUAL = "bestta bench cityscapes-gradual --data CITYSCAPES --size 512x256 --precision bf16"
+CIFAR = "bestta bench cifar10c-rendered --data CIFAR-10 --precision bf16"
+EVERY_8TH = (
+    "CoTTA, PETAL and EcoTTA take seconds an image. They run in their lean form on every 8th frame "
+    "of each block, and all others are scored on just those frames as well, so that like is "
+    "compared with like."
+)
+GAIN = "gain over the source model, measured and published"
+SHORTENED = "Over table 2's stream, shortened to two rounds."
 
 SECTIONS = (
     Section(
@@ -48,22 +69,35 @@ SECTIONS = (
         "Table 1: corruptions that swell and fade over Cityscapes",
         "Brightness, fog, frost and snow in turn, each at severities 1 2 3 4 5 4 3 2 1, over the "
         "233 val images at hand, at 512x256.",
-        (
-            "bestta bench cityscapes-gradual --data CITYSCAPES --size 512x256 --precision bf16 "
-            "--study methods --jobs 2",
-        ),
-        ("severity by severity", "time and memory"),
+        (f"{GRADUAL} --study methods --jobs 2",),
+        ("every severity", GAIN, "time and memory"),
+        OVER_A_STREAM,
+        bars=True,
+    ),
+    Section(
+        "gradual-costly",
+        "Table 1 with the costly methods, every 8th frame",
+        EVERY_8TH,
+        (f"{GRADUAL} --study methods-costly --jobs 2",),
+        ("time and memory",),
     ),
     Section(
         "weather",
         "Table 2: fog, night, rain and snow over Cityscapes, ten rounds",
         "The weather is our own simulation ([data.md](data.md)), not ACDC, which the paper drives "
         "through, and the model is a small one: levels do not compare with the paper's.",
-        (
-            "bestta bench weather-continual --data CITYSCAPES --precision bf16 --study methods "
-            "--jobs 2",
-        ),
-        ("round by round", "what is forgotten of the source", "time and memory"),
+        (f"{WEATHER} --study methods --jobs 2",),
+        ("round by round", GAIN, "what is forgotten of the source", "time and memory"),
+        OVER_A_STREAM,
+        bars=True,
+    ),
+    Section(
+        "weather-costly",
+        "Table 2 with the costly methods, every 8th frame, three rounds",
+        EVERY_8TH,
+        (f"{WEATHER} --rounds 3 --study methods-costly --jobs 2",),
+        ("what is forgotten of the source", "time and memory"),
+        (bubbles,),
     ),
     Section(
         "mixed",
@@ -73,18 +107,79 @@ SECTIONS = (
             "bestta bench weather-mixed --data CITYSCAPES --precision bf16 --rounds 1 --seeds 3 "
             "--study methods --jobs 2",
         ),
-        figures=False,
     ),
     Section(
         "cifar10",
         "Table 3: 15 corruptions of CIFAR-10, one image at a time",
         "Rendered from the clean test images by the constants of CIFAR-10-C, severity 5, 10,000 "
         "images each.",
-        (
-            "bestta bench cifar10c-rendered --data CIFAR-10 --precision bf16 "
-            "--study methods-classification --jobs 2",
-        ),
+        (f"{CIFAR} --study methods-classification --jobs 2",),
+        (GAIN, "time and memory"),
+        (over_time, bubbles),
+        bars=True,
+    ),
+    Section(
+        "parts",
+        "What the parts of bestta+ are worth",
+        SHORTENED,
+        (f"{WEATHER} --rounds 2 --study parts --jobs 2",),
         ("time and memory",),
+        (study,),
+    ),
+    Section(
+        "rho",
+        "How far to the source's style: ρ",
+        f"{SHORTENED} bestta+ without its guard.",
+        (f"{WEATHER} --rounds 2 --study rho --jobs 2",),
+        (),
+        (study,),
+    ),
+    Section(
+        "losses",
+        "The paper's ablation of losses",
+        f"{SHORTENED} One layer, each image by its own statistics, no guard; relative γ.",
+        (f"{WEATHER} --rounds 2 --study losses --jobs 2",),
+        (),
+        (study,),
+    ),
+    Section(
+        "positions",
+        "The paper's ablation of positions",
+        f"{SHORTENED} Each image by its own statistics, no guard; relative γ.",
+        (f"{WEATHER} --rounds 2 --study positions --jobs 2",),
+        (),
+        (study,),
+    ),
+    Section(
+        "batch-sizes",
+        "The paper's ablation of batch sizes",
+        f"{SHORTENED} Every 8th frame of it, for CoTTA and PETAL are among them.",
+        (f"{WEATHER} --rounds 2 --every 8 --study batch-sizes --jobs 2",),
+    ),
+    Section(
+        "correlation",
+        "What goes with a good prediction (the paper's Figure 3)",
+        "Through α-BN with N = 8, as in the paper, over one round of the weather: each frame's own "
+        "mIoU against the similarities that BESTTA's losses are about, and against the entropy.",
+        (f"{WEATHER} --study correlation",),
+        ("what goes with the score",),
+        (correlation_plots,),
+    ),
+    Section(
+        "correlation-cifar10",
+        "The same in classification",
+        "Over 500 images of each corruption.",
+        (f"{CIFAR} --images 500 --study correlation",),
+        ("what goes with the score",),
+        (correlation_plots,),
+    ),
+    Section(
+        "embeddings",
+        "Where the features lie (the paper's Figure 4)",
+        "At `backbone.layer4`, over every 8th frame of one round of the weather.",
+        (f"{WEATHER} --every 8 --study embeddings",),
+        ("distance of the embeddings",),
+        (distances, embeddings),
     ),
 )
 
@@ -98,18 +193,18 @@ def tables(measured: Path = MEASURED, figures_at: Path | None = None) -> str:
     """All that is made from records, in Markdown; figures go to ``figures_at`` if given."""
     parts: list[str] = []
     for section in SECTIONS:
-        if any((measured / section.folder).glob("*.json")):
+        if _any(measured / section.folder):
             parts += written(section, measured / section.folder, figures_at)
     parts += tuning(measured)
     return "\n\n".join(parts)
 
 
-def renewed(text: str, made: str) -> str:
-    """The page with other tables in it."""
+def renewed(text: str, made: str, name: str = PAGE.name) -> str:
+    """A page with other tables in it."""
     before, _, rest = text.partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
-        raise SystemExit(f"{PAGE.name} has no place for the tables: {BEGIN} … {END}")
+        raise SystemExit(f"{name} has no place for the tables: {BEGIN} … {END}")
     return f"{before}{BEGIN}\n{made}\n{END}{after}"
 
 
@@ -119,11 +214,12 @@ def written(section: Section, folder: Path, figures_at: Path | None) -> list[str
     for group in groups(read_records([folder])):
         first, *others = tables_of(group)
         parts.append(first.markdown().strip())
-        parts += bars(group)
+        if section.bars:
+            parts += bars(group)
         for table in others:
             if table.title.endswith(section.tables):
                 parts.append(short(table, group))
-        if section.figures and figures_at is not None:
+        if figures_at is not None:
             parts += drawn(section, group, figures_at)
     parts.append("```\n" + "\n".join(section.commands) + "\n```")
     return parts
@@ -165,7 +261,8 @@ def drawn(section: Section, group: Group, to: Path) -> list[str]:
     looks = styles((entry.label, entry.method) for entry in ours_first)
     shown = [Shown(entry, looks[entry.label]) for entry in group.entries]
     lines = []
-    for figure in (over_time(shown), bubbles(shown), forgetting(shown)):
+    for draw in section.figures:
+        figure = draw(shown)
         if figure is not None:
             name = f"results-{section.folder}-{figure.name}.svg"
             write_whole(to / name, alone(figure).encode())
@@ -175,17 +272,75 @@ def drawn(section: Section, group: Group, to: Path) -> list[str]:
 
 def alone(figure: Figure) -> str:
     """The drawing of a figure as a file of its own, in the light colours of the page."""
-    found = re.search(r"<svg .*?</svg>", figure.body, re.DOTALL)
-    assert found is not None
+    rows = drawings(figure)
+    drawing = rows[0][0][1] if len(rows) == 1 == len(rows[0]) else together(rows, figure.heading)
     sheet = (ROOT / "src" / "bestta" / "reports" / "page.css").read_text(encoding="utf-8")
     colours = re.search(r":root \{.*?\n\}", sheet, re.DOTALL)
     assert colours is not None
-    rules = [line for line in sheet.splitlines() if line.startswith((".plot ", ".c0", ".c4"))]
+    wanted = (".plot ", ".c0", ".c4", ".histogram.")
+    rules = [line for line in sheet.splitlines() if line.startswith(wanted)]
     style = "\n".join([colours.group(0).replace("light dark", "light"), *rules])
-    opening, rest = found.group(0).split(">", 1)
+    opening, rest = drawing.split(">", 1)
     opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     ground = '<rect width="100%" height="100%" fill="#fff"/>'
     return f"{opening}><style>{style}</style>{ground}{rest}\n"
+
+
+def drawings(figure: Figure) -> list[list[tuple[str, str]]]:
+    """The drawings of a figure in rows, each with what stands above it.
+
+    Of a figure that the page shows once for each method, those of the first; of one that it has
+    for screen and phone, that for the screen.
+    """
+    body = figure.body.split("</details>")[0]
+    panels = re.findall(r'<div class="panel"><h4>(.*?)</h4>(<svg .*?</svg>)', body, re.DOTALL)
+    if panels:
+        named = [(plain(heading), svg) for heading, svg in panels]
+        return [named[n : n + 2] for n in range(0, len(named), 2)]
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', body, re.DOTALL)
+    if rows:
+        return [
+            [
+                (plain(name) if n == 0 else "", svg)
+                for n, svg in enumerate(re.findall(r"<svg .*?</svg>", cells, re.DOTALL))
+            ]
+            for name, cells in rows
+        ]
+    found = re.search(r"<svg .*?</svg>", body, re.DOTALL)
+    assert found is not None
+    return [[("", found.group(0))]]
+
+
+def together(rows: list[list[tuple[str, str]]], label: str) -> str:
+    """Several drawings as one, in rows."""
+    above, between = 22.0, 16.0
+    sizes = [[size_of(svg) for _, svg in row] for row in rows]
+    width = max(sum(w + between for w, _ in row) for row in sizes)
+    height = sum(max(h for _, h in row) + above + between for row in sizes)
+    canvas = Canvas(width, height)
+    top = 0.0
+    for row, row_sizes in zip(rows, sizes, strict=True):
+        left = 0.0
+        for (heading, svg), (wide, _) in zip(row, row_sizes, strict=True):
+            if heading:
+                canvas.text(left + 4, top + 15, heading, "name")
+            canvas.parts.append(svg.replace("<svg ", f'<svg x="{left:g}" y="{top + above:g}" ', 1))
+            left += wide + between
+        top += max(h for _, h in row_sizes) + above + between
+    return canvas.finish(label)
+
+
+def size_of(svg: str) -> tuple[float, float]:
+    """Width and height of a drawing."""
+    width, height = (
+        float(re.findall(rf' {name}="([\d.]+)"', svg)[0]) for name in ("width", "height")
+    )
+    return width, height
+
+
+def plain(html: str) -> str:
+    """The words of some HTML."""
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
 
 def tuning(measured: Path) -> list[str]:
@@ -193,7 +348,7 @@ def tuning(measured: Path) -> list[str]:
     parts: list[str] = []
     for task, folders in TUNING:
         places = [measured / folder for folder in folders]
-        if not all(any(place.glob("*.json")) for place in places):
+        if not all(map(_any, places)):
             continue
         columns = [
             {e.label: e for group in groups(read_records([place])) for e in group.entries}
@@ -240,11 +395,52 @@ def mean_of(entries: list[Entry]) -> float:
     return sum(map(score_of, entries)) / len(entries)
 
 
+HEADLINE = (
+    ("gradual", "corruptions that swell and fade, mIoU"),
+    ("weather", "ten rounds of weather, mIoU"),
+    ("cifar10", "CIFAR-10-C, error"),
+)
+"""The tables of which the README has the means."""
+
+
+def headline(measured: Path = MEASURED) -> str:
+    """The mean of every method in every table of the paper that there are records of."""
+    columns: dict[str, dict[str, Entry]] = {}
+    higher: dict[str, bool] = {}
+    for folder, words in HEADLINE:
+        for group in groups(read_records([measured / folder])) if _any(measured / folder) else ():
+            columns[words] = {e.label: e for e in group.entries if e.score is not None}
+            higher[words] = group.higher_is_better
+    labels = list(dict.fromkeys(label for column in columns.values() for label in column))
+    lines = [
+        f"| one image at a time | {' | '.join(columns)} |",
+        f"| :--- |{' ---: |' * len(columns)}",
+    ]
+    best = {
+        words: (max if higher[words] else min)(score_of(e) for e in column.values())
+        for words, column in columns.items()
+    }
+    for label in sorted(
+        labels, key=lambda label: (label.startswith("bestta"), labels.index(label))
+    ):
+        cells = []
+        for words, column in columns.items():
+            cell = f"{score_of(column[label]):.1f}" if label in column else "–"
+            at_best = cell == f"{best[words]:.1f}"
+            cells.append(f"**{cell}**" if at_best else cell)
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _any(folder: Path) -> bool:
+    return any(folder.glob("*.json"))
+
+
 def main() -> None:
-    """Put the tables of the records there are into the page."""
-    made = tables(figures_at=PAGE.parent)
-    write_whole(PAGE, renewed(PAGE.read_text(encoding="utf-8"), made).encode())
-    print(f"{PAGE.name} holds the tables of {MEASURED.relative_to(ROOT)}.")
+    """Put the tables of the records there are into the page, and their means into the README."""
+    for path, made in ((PAGE, tables(figures_at=PAGE.parent)), (README, headline())):
+        write_whole(path, renewed(path.read_text(encoding="utf-8"), made, path.name).encode())
+        print(f"{path.name} holds the tables of {MEASURED.relative_to(ROOT)}.")
 
 
 if __name__ == "__main__":

@@ -116,6 +116,27 @@ def test_a_shipped_study_runs_over_the_protocol_its_command_names(name):
     assert len({json.dumps(run.resolved(), sort_keys=True) for run in found}) == len(found)
 
 
+def test_a_study_like_another_has_the_others_rows_and_its_own_behind_them(tmp_path):
+    path = tmp_path / "more.yaml"
+    path.write_text("like: methods\nvariants: [{method: memo, label: MEMO}]\n")
+    more, other = read_study(path), read_study("methods")
+    assert more.variants[:-1] == other.variants
+    assert more.variants[-1].label == "MEMO"
+    assert (more.name, more.changes) == ("more", {})
+    path.write_text(f"like: {path}\n")
+    with pytest.raises(ValueError, match="like itself"):
+        read_study(path)
+
+
+def test_rows_of_a_study_are_asked_for_by_label_letter_or_method():
+    losses = read_study("losses")
+    assert [v.row for v in losses.only(["(b)", "(k)"]).variants] == ["(b)", "(k)"]
+    methods = read_study("methods")
+    assert [v.label for v in methods.only(["bn_ema", "α-BN"]).variants] == ["α-BN", "BN-EMA"]
+    with pytest.raises(ValueError, match="no row of the study 'methods' is called 'bn'"):
+        methods.only(["bn"])
+
+
 def test_the_study_of_losses_has_the_papers_twelve_rows():
     """Rows by the initials of their losses, from Table B of the paper's supplement."""
     rows = ["e", "s", "es", "ec", "el", "sc", "sl", "esc", "esl", "ecl", "scl", "escl"]

@@ -178,6 +178,20 @@ def test_a_study_of_ones_own_has_a_folder_of_its_own(run, here, tmp_path):
     assert "Next: bestta report runs/streets-quick-two" in done.stdout
 
 
+def test_a_row_of_a_study_runs_alone_and_a_row_that_is_none_is_named(run, here, tmp_path):
+    words = (*TINY, "--study", "rho", "--only", "ρ = 0.2", "--only", "ρ = 0.9")
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path / "runs/streets-quick-rho")
+    assert sorted(record["settings"]["rho"] for record in found) == [0.2, 0.9]
+    done = run(*TINY, "--study", "rho", "--only", "ρ=0.2")
+    assert done.returncode != 0
+    assert "Did you mean 'ρ = 0.2'?" in done.stderr
+    done = run(*TINY, "--only", "ρ = 0.2")
+    assert done.returncode != 0
+    assert "--study" in done.stderr
+
+
 def test_source_images_are_looked_at_unless_they_are_not_wanted(run, here, tmp_path):
     small = ("bench", "streets-continual", "--size", "64x32", "--images", "1", "--rounds", "1")
     done = run(*small, "--method", "source", "--no-source")

@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -86,6 +87,31 @@ def test_the_page_and_its_figures_are_what_the_records_say(page, tmp_path):
     shipped = {path.name: path.read_bytes() for path in (ROOT / "docs").glob("results-*.svg")}
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")} == shipped
     assert "How the settings were chosen" in text
+
+
+def test_the_readme_has_the_means_of_the_records(page):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page["renewed"](text, page["headline"]()) == text
+    (ours,) = [
+        json.loads(path.read_text(encoding="utf-8"))["score"]
+        for path in (ROOT / "results" / "measured" / "weather").glob("*.json")
+        if json.loads(path.read_text(encoding="utf-8"))["label"] == "bestta+"
+    ]
+    assert f"{ours:.1f}" in page["headline"]().splitlines()[-1]
+
+
+def test_a_figure_of_several_drawings_becomes_one(page):
+    """Four panels in two rows, each drawing inside the whole and where the one before it ends."""
+    svg = '<svg role="img" class="plot" viewBox="0 0 30 20" width="30" height="20"><path/></svg>'
+    panel = f'<div class="panel"><h4>r &lt; 1<span> n = 5</span></h4>{svg}</div>'
+    figure = page["Figure"]("many", "Many", f"<div>{panel * 4}</div></details>{panel}", "")
+    rows = page["drawings"](figure)
+    assert [[heading for heading, _ in row] for row in rows] == [["r < 1 n = 5"] * 2] * 2
+    made = ElementTree.fromstring(page["alone"](figure))
+    inside = made.findall("{http://www.w3.org/2000/svg}svg")
+    places = [(float(one.get("x")), float(one.get("y"))) for one in inside]
+    assert places == [(0, 22), (46, 22), (0, 80), (46, 80)]  # 16 between, 22 above
+    assert (float(made.get("width")), float(made.get("height"))) == (92, 116)
 
 
 def test_the_settings_in_the_tables_are_those_that_did_best(page):

@@ -567,6 +567,9 @@ def test_a_gradual_stream_has_a_column_for_each_corruption_and_a_table_of_severi
         "1 ↓",
     ]
     assert [cell.value for cell in severities.rows[0].cells[:10]] == [float(n) for n in range(10)]
+    # The rows of a study go through the same severities.
+    of_a_study = [{**record, "study": {"name": "methods"}} for record in records]
+    assert tables_of(group(*of_a_study))[1].rows == severities.rows
 
 
 def test_mixed_domains_have_a_column_for_each_round():

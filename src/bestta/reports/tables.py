@@ -64,10 +64,10 @@ def tables_of(group: Group) -> list[Table]:
     beside = beside_of(group)
     if group.study is not None:
         made = [_study(group, beside)]
-    elif _swells(group):
-        made = [_gradual(group, beside), _severities(group)]
     else:
-        made = [_main(group, beside)]
+        made = [_gradual(group, beside) if _swells(group) else _main(group, beside)]
+    if _swells(group):
+        made.append(_severities(group))
     others = (
         _rounds(group, beside),
         _per_class(group),
