@@ -295,7 +295,8 @@ def drawings(figure: Figure) -> list[list[tuple[str, str]]]:
     body = figure.body.split("</details>")[0]
     panels = re.findall(r'<div class="panel"><h4>(.*?)</h4>(<svg .*?</svg>)', body, re.DOTALL)
     if panels:
-        named = [(plain(heading), svg) for heading, svg in panels]
+        named = [(heading.replace(" <span", "\n<span"), svg) for heading, svg in panels]
+        named = [("\n".join(map(plain, heading.split("\n"))), svg) for heading, svg in named]
         return [named[n : n + 2] for n in range(0, len(named), 2)]
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', body, re.DOTALL)
     if rows:
@@ -313,7 +314,8 @@ def drawings(figure: Figure) -> list[list[tuple[str, str]]]:
 
 def together(rows: list[list[tuple[str, str]]], label: str) -> str:
     """Several drawings as one, in rows."""
-    above, between = 22.0, 16.0
+    line, between = 16.0, 16.0
+    above = 6 + line * max(len(heading.splitlines()) for row in rows for heading, _ in row)
     sizes = [[size_of(svg) for _, svg in row] for row in rows]
     width = max(sum(w + between for w, _ in row) for row in sizes)
     height = sum(max(h for _, h in row) + above + between for row in sizes)
@@ -322,8 +324,8 @@ def together(rows: list[list[tuple[str, str]]], label: str) -> str:
     for row, row_sizes in zip(rows, sizes, strict=True):
         left = 0.0
         for (heading, svg), (wide, _) in zip(row, row_sizes, strict=True):
-            if heading:
-                canvas.text(left + 4, top + 15, heading, "name")
+            for n, words in enumerate(heading.splitlines()):
+                canvas.text(left + 4, top + 15 + line * n, words, "tick" if n else "name")
             canvas.parts.append(svg.replace("<svg ", f'<svg x="{left:g}" y="{top + above:g}" ', 1))
             left += wide + between
         top += max(h for _, h in row_sizes) + above + between
@@ -420,9 +422,7 @@ def headline(measured: Path = MEASURED) -> str:
         words: (max if higher[words] else min)(score_of(e) for e in column.values())
         for words, column in columns.items()
     }
-    for label in sorted(
-        labels, key=lambda label: (label.startswith("bestta"), labels.index(label))
-    ):
+    for label in sorted(labels, key=lambda name: (name.startswith("bestta"), name == OURS)):
         cells = []
         for words, column in columns.items():
             cell = f"{score_of(column[label]):.1f}" if label in column else "–"

@@ -103,15 +103,16 @@ def test_the_readme_has_the_means_of_the_records(page):
 def test_a_figure_of_several_drawings_becomes_one(page):
     """Four panels in two rows, each drawing inside the whole and where the one before it ends."""
     svg = '<svg role="img" class="plot" viewBox="0 0 30 20" width="30" height="20"><path/></svg>'
-    panel = f'<div class="panel"><h4>r &lt; 1<span> n = 5</span></h4>{svg}</div>'
+    panel = f'<div class="panel"><h4>one &lt; two <span>n = 5</span></h4>{svg}</div>'
     figure = page["Figure"]("many", "Many", f"<div>{panel * 4}</div></details>{panel}", "")
     rows = page["drawings"](figure)
-    assert [[heading for heading, _ in row] for row in rows] == [["r < 1 n = 5"] * 2] * 2
+    assert [[heading for heading, _ in row] for row in rows] == [["one < two\nn = 5"] * 2] * 2
     made = ElementTree.fromstring(page["alone"](figure))
     inside = made.findall("{http://www.w3.org/2000/svg}svg")
     places = [(float(one.get("x")), float(one.get("y"))) for one in inside]
-    assert places == [(0, 22), (46, 22), (0, 80), (46, 80)]  # 16 between, 22 above
-    assert (float(made.get("width")), float(made.get("height"))) == (92, 116)
+    # 16 between them; above, 16 for each of two lines and 6.
+    assert places == [(0, 38), (46, 38), (0, 112), (46, 112)]
+    assert (float(made.get("width")), float(made.get("height"))) == (92, 148)
 
 
 def test_the_settings_in_the_tables_are_those_that_did_best(page):

@@ -20,6 +20,7 @@ from bestta.profile import LayerProfile
 from bestta.reports.correlation import (
     correlate,
     correlations,
+    correlations_within,
     frame_scores,
     line,
     share_above,
@@ -490,6 +491,25 @@ def test_correlations_are_with_the_score_of_the_same_frame():
     assert found["direction"] == correlate(X, Y)
     assert found["target"].r == pytest.approx(-0.9098095493608891)
     assert (found["entropy"].r, found["entropy"].n) == (None, 0)
+
+
+def test_what_only_tells_conditions_apart_does_not_correlate_within_them():
+    """By hand: in each block the similarity falls as the score rises; the second has more of both.
+
+    Without the blocks' means both are (-1, 0, 1) and (1, 0, -1), twice: r = -1.
+    """
+    record = record_of(
+        [10.0, 20.0, 30.0, 70.0, 80.0, 90.0],
+        blocks=[0, 0, 0, 1, 1, 1],
+        direction=[0.3, 0.2, 0.1, 0.9, 0.8, 0.7],
+        target=[0.0, 0.0, 0.0, 1.0, 1.0, 1.0],
+    )
+    assert correlations(record)["direction"].r > 0.8
+    assert correlations(record)["target"].r > 0.9
+    within = correlations_within(record)
+    assert within["direction"] == pytest.approx(-1)
+    assert within["target"] is None  # nothing is left of it
+    assert set(within) == {"direction", "target"}
 
 
 def test_in_classification_a_similarity_that_goes_with_right_answers_is_positive():

@@ -134,6 +134,30 @@ def correlations(record: Mapping[str, Any]) -> dict[str, Correlation]:
     return {name: correlate(traces[name], scores) for name in NAMES if traces.get(name)}
 
 
+def correlations_within(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """The same within conditions: r of what is left when each block's means are taken off.
+
+    Where some conditions are harder than others, anything that tells conditions apart goes with
+    the score. This is whether it tells a good prediction from a bad one in the same weather.
+    """
+    block_at = dict(zip(record["frames"]["position"], record["frames"]["block"], strict=True))
+    blocks = [block_at.get(step) for step in record["traces"].get("step", [])]
+    scores = frame_scores(record)
+    found: dict[str, float | None] = {}
+    for name in NAMES:
+        values = record["traces"].get(name)
+        if not values:
+            continue
+        left: tuple[list[float], list[float]] = ([], [])
+        for block in dict.fromkeys(blocks):
+            own = [n for n, other in enumerate(blocks) if other == block]
+            pairs = _pairs([values[n] for n in own], [scores[n] for n in own])
+            for side, numbers in zip(left, pairs, strict=True):
+                side += (numbers - numbers.mean()).tolist() if len(numbers) else []
+        found[name] = correlate(*left).r
+    return found
+
+
 def frame_scores(record: Mapping[str, Any]) -> list[float | None]:
     """For each entry of the traces, the mean score of its frames, higher being better.
 

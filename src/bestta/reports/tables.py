@@ -21,7 +21,7 @@ from bestta.reports.comparable import (
     source_images,
     thinned,
 )
-from bestta.reports.correlation import correlations, share_above
+from bestta.reports.correlation import correlations, correlations_within, share_above
 from bestta.reports.notes import (
     all_blocks,
     clean,
@@ -464,17 +464,18 @@ def correlation_table(group: Group) -> Table | None:
         record = entry.records[0].record
         if not has_similarities(entry):
             continue
+        within = correlations_within(record)
         for trace, found in correlations(record).items():
             bound = bound_of(record["task"], trace) if beside else ""
             label = SIMILARITIES[trace]
             name = label if len(group.entries) == 1 else f"{entry.label}: {label.lower()}"
             cells = [shown(found.r, 2), shown(found.low, 2), shown(found.high, 2)]
-            cells += [shown(found.n, 0), Cell(bound or MISSING)]
+            cells += [shown(found.n, 0), shown(within.get(trace), 2), Cell(bound or MISSING)]
             rows.append(Row(name, tuple(cells), entry.starred))
     if not rows:
         return None
     columns = [Column("r"), Column("from", "95 %"), Column("to", "95 %"), Column("Frames")]
-    columns.append(Column("published r", published=True))
+    columns += [Column("r within blocks"), Column("published r", published=True)]
     shares = [
         f"{100 * share:.1f} % of the target similarities of {entry.label} are above 0.9."
         for entry in group.entries
@@ -482,7 +483,8 @@ def correlation_table(group: Group) -> Table | None:
     ]
     notes = [
         "Pearson's r of a frame's similarity (or entropy) with its own score, which here counts up "
-        "where it is better; interval by Fisher's transformation.",
+        "where it is better; interval by Fisher's transformation. Within blocks: without what "
+        "tells one condition from another.",
         *shares,
         *thinned(filter(has_similarities, group.entries)),
         *notes_of(group),
