@@ -173,7 +173,8 @@ class Execution:
             and not run.protocol.redraw
             and (stream.rounds > 1 or run.protocol.recipe == "gradual")
         )
-        self.answered: dict[tuple[str, str], tuple[Metric, StepReport]] = {}
+        self.answered: dict[tuple[str, str], tuple[int, StepReport]] = {}
+        self.counts: Tensor | None = None
 
     # --- the stream -----------------------------------------------------------------------
 
@@ -224,10 +225,10 @@ class Execution:
         watched = protocol.similarities or counted
         before = self.answered.get((batch[0].domain, batch[0].name))
         if before is not None and not (timed or watched or batch[0].position in self.shown):
-            own, report = before
+            row, report = before
             tally.trace(batch[0].position, {})
             tally.note(report)
-            tally.recount(batch[0], own)
+            tally.recount(batch[0], self._counted(row))
             return
         plain_ms = self._time_plain(image) if timed else None
         plain = self.probe.plain(image) if watched and self.probe is not None else None
@@ -264,7 +265,25 @@ class Execution:
                 tally.show(frame, one)
         found = tally.count(batch, logits)
         if self.repeats and found[0] is not None:
-            self.answered[batch[0].domain, batch[0].name] = found[0], self.adapter.last
+            self._keep_answer(batch[0], found[0])
+
+    def _keep_answer(self, frame: Frame, own: Metric) -> None:
+        """Keep what a frame's answer counts, for when it is shown again.
+
+        All of them in one block of memory: thousands of small ones, made between the large ones of
+        a forward, would keep glibc from using the room of those again.
+        """
+        if self.counts is None:
+            self.counts = own.counts.new_empty(len(self.stream), *own.counts.shape)
+        row, _ = self.answered.get((frame.domain, frame.name), (len(self.answered), None))
+        self.counts[row] = own.counts
+        self.answered[frame.domain, frame.name] = row, self.adapter.last
+
+    def _counted(self, row: int) -> Metric:
+        assert self.counts is not None
+        own = metric_for(self.parts.card.task, len(self.parts.card.classes))
+        own.counts = self.counts[row]
+        return own
 
     def _close_blocks(self, before: int) -> None:
         """End the blocks that are over, and look at what was forgotten after each round."""
