@@ -19,7 +19,7 @@ from pathlib import Path
 from bestta.files import write_whole
 from bestta.reports import groups, read_records
 from bestta.reports.figures import Figure, Shown, styles
-from bestta.reports.figures_inside import correlation_plots, distances, embeddings
+from bestta.reports.figures_inside import correlation_plots, embeddings
 from bestta.reports.figures_scores import bubbles, forgetting, over_time, study
 from bestta.reports.records import Entry, Group
 from bestta.reports.svg import Canvas
@@ -179,7 +179,7 @@ SECTIONS = (
         "At `backbone.layer4`, over every 8th frame of one round of the weather.",
         (f"{WEATHER} --every 8 --study embeddings",),
         ("distance of the embeddings",),
-        (distances, embeddings),
+        (embeddings,),
     ),
 )
 
@@ -277,7 +277,7 @@ def alone(figure: Figure) -> str:
     sheet = (ROOT / "src" / "bestta" / "reports" / "page.css").read_text(encoding="utf-8")
     colours = re.search(r":root \{.*?\n\}", sheet, re.DOTALL)
     assert colours is not None
-    wanted = (".plot ", ".c0", ".c4", ".histogram.")
+    wanted = (".plot ", ".c0", ".c4", ".histogram.", ".over")
     rules = [line for line in sheet.splitlines() if line.startswith(wanted)]
     style = "\n".join([colours.group(0).replace("light dark", "light"), *rules])
     opening, rest = drawing.split(">", 1)
@@ -307,7 +307,7 @@ def drawings(figure: Figure) -> list[list[tuple[str, str]]]:
             ]
             for name, cells in rows
         ]
-    found = re.search(r"<svg .*?</svg>", body, re.DOTALL)
+    found = re.search(r'<svg role="img".*?</svg>', body, re.DOTALL)
     assert found is not None
     return [[("", found.group(0))]]
 
