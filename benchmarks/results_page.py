@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
 
+from bestta.benchmark.config import read_study
 from bestta.files import write_whole
 from bestta.reports import groups, read_records
 from bestta.reports.figures import Figure, Shown, styles
@@ -24,6 +25,7 @@ from bestta.reports.figures_scores import bubbles, forgetting, over_time, study
 from bestta.reports.records import Entry, Group
 from bestta.reports.svg import Canvas
 from bestta.reports.table import Table
+from bestta.reports.tables import tables as every_table
 from bestta.reports.tables import tables_of
 
 ROOT = Path(__file__).parents[1]
@@ -176,7 +178,10 @@ SECTIONS = (
     Section(
         "embeddings",
         "Where the features lie (the paper's Figure 4)",
-        "At `backbone.layer4`, over every 8th frame of one round of the weather.",
+        "At `backbone.layer4`, over every 8th frame of one round of the weather; TENT and CoTTA "
+        "with their published settings. The picture is of bestta+: a row a condition, with the "
+        "distance before and after, and six channels. Grey ground: source images; dashed: images "
+        "in the weather as they are; solid: adapted.",
         (f"{WEATHER} --every 8 --study embeddings",),
         ("distance of the embeddings",),
         (embeddings,),
@@ -211,9 +216,11 @@ def renewed(text: str, made: str, name: str = PAGE.name) -> str:
 def written(section: Section, folder: Path, figures_at: Path | None) -> list[str]:
     """A section: the main table, the bars, more tables, figures, commands."""
     parts = [f"## {section.heading}", section.about]
-    for group in groups(read_records([folder])):
+    found = groups(read_records([folder]))
+    for group in found:
         first, *others = tables_of(group)
         parts.append(first.markdown().strip())
+        parts += to_come(group)
         if section.bars:
             parts += bars(group)
         for table in others:
@@ -221,6 +228,9 @@ def written(section: Section, folder: Path, figures_at: Path | None) -> list[str
                 parts.append(short(table, group))
         if figures_at is not None:
             parts += drawn(section, group, figures_at)
+    # Where groups differ in the size of batches alone, one table has them side by side.
+    joint = every_table(found)[sum(len(tables_of(group)) for group in found) :]
+    parts += [table.markdown().strip() for table in joint]
     parts.append("```\n" + "\n".join(section.commands) + "\n```")
     return parts
 
@@ -231,6 +241,14 @@ def short(table: Table, group: Group) -> str:
     return replace(table, title=title.capitalize(), notes=table.notes[:1]).markdown().strip()
 
 
+def to_come(group: Group) -> list[str]:
+    """Which rows of the study there are no records of yet."""
+    measured = {entry.label for entry in group.entries}
+    rows = [variant.label for variant in read_study(group.study).variants] if group.study else []
+    missing = [label for label in rows if label and label not in measured]
+    return [f"Still to be measured: {', '.join(missing)}."] if missing else []
+
+
 def bars(group: Group) -> list[str]:
     """What ours was to reach, and whether it does."""
     by_label = {entry.label: entry for entry in group.entries}
@@ -238,13 +256,16 @@ def bars(group: Group) -> list[str]:
     if ours is None or source is None or ours.score is None or source.score is None:
         return []
     sign = 1 if group.higher_is_better else -1
-    rivals = [e for e in group.entries if "bestta" not in e.label and e.score is not None]
-    best = max(rivals, key=lambda e: sign * (e.score or 0.0))
-    lead = sign * (ours.score - (best.score or 0.0))
     told = [
         f"**{OURS}** {ours.score:.1f}: {sign * (ours.score - source.score):+.1f} points over the "
-        f"source, {lead:+.1f} over the best other method ({best.label}, {best.score:.1f})."
+        "source"
     ]
+    rivals = [e for e in rivals_in(group.entries) if e.score is not None]
+    if rivals:
+        best = max(rivals, key=lambda e: sign * (e.score or 0.0))
+        lead = sign * (ours.score - (best.score or 0.0))
+        told[0] += f", {lead:+.1f} over the best other method ({best.label}, {best.score:.1f})"
+    told[0] += "."
     rounds = [score for score in ours.round_scores if score is not None]
     if len(rounds) > 2:
         told.append(f"From round 2 to the last: {rounds[1]:.2f} to {rounds[-1]:.2f}.")
@@ -252,6 +273,11 @@ def bars(group: Group) -> list[str]:
     if kept:
         told.append(f"Source images: {kept[0]:.1f} before, {kept[-1]:.1f} after the last round.")
     return [" ".join(told)]
+
+
+def rivals_in(entries: Sequence[Entry]) -> list[Entry]:
+    """The rows that are neither ours nor the plain model's."""
+    return [e for e in entries if "bestta" not in e.label and e.label != "Source"]
 
 
 def drawn(section: Section, group: Group, to: Path) -> list[str]:
@@ -266,7 +292,8 @@ def drawn(section: Section, group: Group, to: Path) -> list[str]:
         if figure is not None:
             name = f"results-{section.folder}-{figure.name}.svg"
             write_whole(to / name, alone(figure).encode())
-            lines.append(f"![{figure.heading}]({name})\n\n{figure.caption}")
+            caption = figure.caption.replace(" Hover for the range of values.", "")
+            lines.append(f"![{figure.heading}]({name})\n\n{caption}")
     return lines
 
 
@@ -400,7 +427,7 @@ def mean_of(entries: list[Entry]) -> float:
 HEADLINE = (
     ("gradual", "corruptions that swell and fade, mIoU"),
     ("weather", "ten rounds of weather, mIoU"),
-    ("cifar10", "CIFAR-10-C, error"),
+    ("cifar10", "CIFAR-10-C (rendered), error"),
 )
 """The tables of which the README has the means."""
 
@@ -410,9 +437,11 @@ def headline(measured: Path = MEASURED) -> str:
     columns: dict[str, dict[str, Entry]] = {}
     higher: dict[str, bool] = {}
     for folder, words in HEADLINE:
-        for group in groups(read_records([measured / folder])) if _any(measured / folder) else ():
-            columns[words] = {e.label: e for e in group.entries if e.score is not None}
-            higher[words] = group.higher_is_better
+        if not _any(measured / folder):
+            continue
+        (group,) = groups(read_records([measured / folder]))
+        columns[words] = {e.label: e for e in group.entries if e.score is not None}
+        higher[words] = group.higher_is_better
     labels = list(dict.fromkeys(label for column in columns.values() for label in column))
     lines = [
         f"| one image at a time | {' | '.join(columns)} |",
@@ -426,7 +455,7 @@ def headline(measured: Path = MEASURED) -> str:
         cells = []
         for words, column in columns.items():
             cell = f"{score_of(column[label]):.1f}" if label in column else "–"
-            at_best = cell == f"{best[words]:.1f}"
+            at_best = cell == f"{best[words]:.1f}" and rivals_in(list(column.values()))
             cells.append(f"**{cell}**" if at_best else cell)
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)

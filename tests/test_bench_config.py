@@ -118,12 +118,19 @@ def test_a_shipped_study_runs_over_the_protocol_its_command_names(name):
 
 def test_a_study_like_another_has_the_others_rows_and_its_own_behind_them(tmp_path):
     path = tmp_path / "more.yaml"
-    path.write_text("like: methods\nvariants: [{method: memo, label: MEMO}]\n")
-    more, other = read_study(path), read_study("methods")
+    path.write_text("like: methods-costly\nvariants: [{method: memo, label: MEMO}]\n")
+    more, other = read_study(path), read_study("methods-costly")
     assert more.variants[:-1] == other.variants
     assert more.variants[-1].label == "MEMO"
     assert (more.name, more.changes) == ("more", {})
-    path.write_text(f"like: {path}\n")
+    assert other.changes  # which are the other's alone
+    beside = tmp_path / "beside.yaml"
+    beside.write_text("like: more.yaml\nvariants:\n")
+    assert read_study(beside).variants == more.variants
+    beside.write_text("like: more.yaml\nvariants: 3\n")
+    with pytest.raises(ValueError, match="variants is 3; expected a list"):
+        read_study(beside)
+    path.write_text("like: more.yaml\n")
     with pytest.raises(ValueError, match="like itself"):
         read_study(path)
 

@@ -502,7 +502,7 @@ def test_what_only_tells_conditions_apart_does_not_correlate_within_them():
         [10.0, 20.0, 30.0, 70.0, 80.0, 90.0],
         blocks=[0, 0, 0, 1, 1, 1],
         direction=[0.3, 0.2, 0.1, 0.9, 0.8, 0.7],
-        target=[0.0, 0.0, 0.0, 1.0, 1.0, 1.0],
+        target=[0.1, 0.1, 0.1, 0.7, 0.7, 0.7],
     )
     assert correlations(record)["direction"].r > 0.8
     assert correlations(record)["target"].r > 0.9
@@ -510,6 +510,8 @@ def test_what_only_tells_conditions_apart_does_not_correlate_within_them():
     assert within["direction"] == pytest.approx(-1)
     assert within["target"] is None  # nothing is left of it
     assert set(within) == {"direction", "target"}
+    mixed = record | {"blocks": [{"name": "mixed"}]}
+    assert correlations_within(mixed) == {}
 
 
 def test_in_classification_a_similarity_that_goes_with_right_answers_is_positive():

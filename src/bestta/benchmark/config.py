@@ -336,15 +336,25 @@ def read_method(name: str | Path, **settings: Any) -> Method:
 
 
 def read_study(name: str | Path, *, within: tuple[Path, ...] = ()) -> Study:
-    """The study in a file, or of a name; ``like: OTHER`` puts the other's variants first."""
+    """The study in a file, or of a name; ``like: OTHER`` puts the other's variants first.
+
+    Nothing but its variants: what it changes and what stands beside it is said anew.
+    """
     path = _found(name, "studies")
     if path in within:
         raise ValueError(f"study {path.stem!r} is said to be like itself.")
     values = _yaml(path)
     other = values.pop("like", None)
     if other is not None:
-        first = read_study(_as(str, other, f"{name}: like"), within=(*within, path)).variants
-        values["variants"] = [*first, *values.get("variants", ())]
+        other = _as(str, other, f"{name}: like")
+        beside = path.parent / other
+        of = read_study(
+            beside if beside.suffix and beside.is_file() else other, within=(*within, path)
+        )
+        own = values.get("variants") or []
+        if not isinstance(own, list):
+            raise ValueError(f"{name}: variants is {own!r}; expected a list.")
+        values["variants"] = [*of.variants, *own]
     return built(Study, {"name": path.stem, **values}, str(name))
 
 

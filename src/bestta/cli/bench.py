@@ -38,7 +38,9 @@ def bench(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Of the study, this row alone: a label or method; several for several."),
+        typer.Option(
+            help="Of the study, this row alone: its label, letter or method; several for several."
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
     source_data: Annotated[

@@ -97,7 +97,7 @@ class Beside:
         if here:
             notes.append(
                 f"What was published is of another setting ({'; '.join(here)}): "
-                "its gains over the source may be compared, its levels not."
+                "levels do not compare, gains over the source roughly at best."
             )
         if twice := self._shared(group):
             notes.append(

@@ -138,8 +138,11 @@ def correlations_within(record: Mapping[str, Any]) -> dict[str, float | None]:
     """The same within conditions: r of what is left when each block's means are taken off.
 
     Where some conditions are harder than others, anything that tells conditions apart goes with
-    the score. This is whether it tells a good prediction from a bad one in the same weather.
+    the score. This is whether it tells a good prediction from a bad one in the same weather. A
+    block that mixes conditions cannot tell: then there is none.
     """
+    if any(block["name"] == "mixed" for block in record["blocks"]):
+        return {}
     block_at = dict(zip(record["frames"]["position"], record["frames"]["block"], strict=True))
     blocks = [block_at.get(step) for step in record["traces"].get("step", [])]
     scores = frame_scores(record)
@@ -153,7 +156,8 @@ def correlations_within(record: Mapping[str, Any]) -> dict[str, float | None]:
             own = [n for n, other in enumerate(blocks) if other == block]
             pairs = _pairs([values[n] for n in own], [scores[n] for n in own])
             for side, numbers in zip(left, pairs, strict=True):
-                side += (numbers - numbers.mean()).tolist() if len(numbers) else []
+                varies = len(numbers) > 0 and np.ptp(numbers) > 0  # or rounding would be left
+                side += (numbers - numbers.mean() if varies else 0 * numbers).tolist()
         found[name] = correlate(*left).r
     return found
 
