@@ -451,7 +451,10 @@ def headline(measured: Path = MEASURED) -> str:
         words: (max if higher[words] else min)(score_of(e) for e in column.values())
         for words, column in columns.items()
     }
-    for label in sorted(labels, key=lambda name: (name.startswith("bestta"), name == OURS)):
+    order = [variant.label for variant in read_study("methods").variants]
+    order += [label for label in labels if label not in order]
+    labels.sort(key=lambda name: (name.startswith("bestta"), name == OURS, order.index(name)))
+    for label in labels:
         cells = []
         for words, column in columns.items():
             cell = f"{score_of(column[label]):.1f}" if label in column else "–"
