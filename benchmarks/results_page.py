@@ -379,27 +379,26 @@ def tuning(measured: Path) -> list[str]:
         places = [measured / folder for folder in folders]
         if not all(map(_any, places)):
             continue
-        columns = [
-            {e.label: e for group in groups(read_records([place])) for e in group.entries}
-            for place in places
-        ]
+        found = [groups(read_records([place])) for place in places]
+        columns = [{e.label: e for group in some for e in group.entries} for some in found]
         labels = sorted(label for label in columns[0] if all(label in c for c in columns))
         higher = columns[0][labels[0]].record["higher_is_better"]
         best: dict[str, float] = {}
         mean = {label: mean_of([column[label] for column in columns]) for label in labels}
         for label in labels:
             name, one = label.partition(" (")[0], mean[label]
-            best[name] = (max if higher else min)(best.get(name, one), one)
+            if name not in (OURS, "Source"):  # which stand there to be compared with
+                best[name] = (max if higher else min)(best.get(name, one), one)
         heads = [place.name for place in places] + (["mean"] if len(places) > 1 else [])
         lines = [f"| | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
         for label in labels:
             cells = [f"{score_of(column[label]):.1f}" for column in columns]
             if len(places) > 1:
                 cells.append(f"{mean[label]:.1f}")
-            if mean[label] == best[label.partition(" (")[0]]:
+            if mean[label] == best.get(label.partition(" (")[0]):
                 cells[-1] = f"**{cells[-1]}**"
             lines.append(f"| {label} | {' | '.join(cells)} |")
-        parts += [f"### {task}", "\n".join(lines)]
+        parts += [f"### {task}", "\n".join(lines), *to_come(found[0][0])]
     if not parts:
         return []
     about = (
@@ -409,7 +408,9 @@ def tuning(measured: Path) -> list[str]:
     )
     commands = (
         "```\nbestta bench tuning-weather --data CITYSCAPES --study settings --precision bf16\n"
-        "bestta bench tuning-corruptions --data CITYSCAPES --study settings --precision bf16\n```"
+        "bestta bench tuning-corruptions --data CITYSCAPES --study settings --precision bf16\n"
+        "bestta bench tuning-cifar10 --data CIFAR-10 --study settings-classification "
+        "--precision bf16\n```"
     )
     return ["## How the settings were chosen", about, *parts, commands]
 
