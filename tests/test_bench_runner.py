@@ -341,6 +341,29 @@ def test_what_remembers_nothing_answers_the_frames_of_later_rounds_once(
     assert lasting(parts) == lasting(always)
 
 
+@pytest.mark.parametrize(
+    "stream",
+    [
+        {"recipe": "mixed", "rounds": 4, "images": 6},  # other frames are timed in each round
+        {
+            "recipe": "gradual",
+            "effect": "corruptions",
+            "conditions": ("fog", "snow"),
+            "severities": (1, 2, 1),
+            "rounds": 1,
+            "images": 4,
+        },
+    ],
+    ids=["mixed", "gradual"],
+)
+def test_a_frame_counts_the_same_whenever_it_is_shown_again(stream, tmp_path, monkeypatch):
+    plain = {"source": None, "embeddings": False, "forgetting": False}
+    run = run_of(method("source"), size=(32, 32), **plain, **stream)
+    once = played(run, tmp_path / "once")
+    monkeypatch.setattr(method_class("source"), "remembers", True)
+    assert lasting(once) == lasting(played(run, tmp_path / "always"))
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_run_stopped_after_every_frame_equals_one_in_one_go(name, tmp_path):
     run = run_of(method(name), size=(32, 32), rounds=2, images=1)
