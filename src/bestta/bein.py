@@ -392,20 +392,16 @@ class BeIN(nn.Module):
         home = torch.stack([self.mu_s, self.sigma_s])
         before = _pair(self.mu_x, self.sigma_x)
         step = 1 - self.statistics_decay
-        if self.source_spread is None:
-            moved = own if before is None else (1 - step) * before[:, None] + step * own
-            mu, sigma = moved.unbind()
-            return (
-                (mu, sigma),
-                1.0,
-                self._remembered(moved, home if before is None else before, usable),
-            )
         # A mean of all images before it is one that fades: single ones are measured against it.
         seen = 0.0 if self.seen is None else float(self.seen)
-        step = max(step, 1 / (seen + 1))
-        average = own if before is None else (1 - step) * before[:, None] + step * own
-        average = average.mean(1, keepdim=True)
-        after = self._remembered(average, home if before is None else before, usable)
+        if self.source_spread is not None:
+            step = max(step, 1 / (seen + 1))
+        moved = own if before is None else (1 - step) * before[:, None] + step * own
+        after = self._remembered(moved, home if before is None else before, usable)
+        if self.source_spread is None:
+            mu, sigma = moved.unbind()
+            return (mu, sigma), 1.0, after
+        average = moved.mean(1, keepdim=True)
         contrast = (after["sigma_x"] / self.sigma_s).clamp(max=1.0)
         source = torch.stack(self.source_spread)
         live = self.sigma_s**2 > 2 * self.eps
