@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import bestta
 import oracle
-from bestta.bein import SLOPE_MAX, SLOPE_MIN, BeIN, bein_affine, believed
+from bestta.bein import SLOPE_MAX, SLOPE_MIN, BeIN, apart_by_chance, bein_affine, believed
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -311,20 +311,33 @@ def test_a_layers_state_dict_carries_the_streams_statistics():
 
 
 def weighed(images, mu_s, sigma_s, spreads, decay):
-    """The weighed statistics of each image, two (C,), written out in NumPy, one image a time."""
+    """The weighed statistics of each image, two (C,), written out in NumPy, one image a time.
+
+    And the images, by number, with which the average began anew.
+    """
     home, spreads = (mu_s.numpy(), sigma_s.numpy()), [v.numpy() for v in spreads]
-    average, q, out = None, spreads, []
-    for n, x in enumerate(images):
+    average, recent, q, n, out, anew = None, None, spreads, -1, [], []
+    for number, x in enumerate(images):
         own = [v.flatten().numpy() for v in oracle.instance_statistics(x)]
+        n += 1
         step = max(1 - decay, 1 / (n + 1))
         unlike = 0.0
         if average is None:
-            average = own
+            average = recent = own
         else:
             far = [(o - a) ** 2 for o, a in zip(own, average, strict=True)]
             unlike = max(0, 1 - 2 * sum(sum(q) / home[1] ** 2) / sum(sum(far) / home[1] ** 2))
             q = [v + step * (f - v) for v, f in zip(q, far, strict=True)]
             average = [a + step * (o - a) for o, a in zip(own, average, strict=True)]
+            fast = max(0.1, 1 / (n + 1))
+            recent = [r + fast * (o - r) for o, r in zip(own, recent, strict=True)]
+        if decay > 0.9 and n >= 20:
+            # Var of each fading average, s / (2 - s), less twice their covariance.
+            chance = 0.1 / 1.9 + step / (2 - step) - 0.2 * step / (0.1 + step - 0.1 * step)
+            apart = [(r - a) ** 2 for r, a in zip(recent, average, strict=True)]
+            if sum(sum(apart) / home[1] ** 2) > 4 * chance * sum(sum(q) / home[1] ** 2):
+                average, n, step = recent, 10, 0.1
+                anew.append(number)
         contrast = np.minimum(average[1] / home[1], 1)
         weight = [
             np.clip(1 - contrast**2 * s / v, unlike, 1) for s, v in zip(spreads, q, strict=True)
@@ -332,7 +345,7 @@ def weighed(images, mu_s, sigma_s, spreads, decay):
         style = [a + w * (o - a) for a, w, o in zip(average, weight, own, strict=True)]
         # A mean of n images has 1/n of their variance, a fading one (1 - d) / (1 + d) in the end;
         # this image is in it with `step`.
-        rest = max((1 - decay) / (1 + decay), 1 / (n + 1))
+        rest = max(step / (2 - step), 1 / (n + 1))
         chance = [
             s * (w**2 + 2 * w * (1 - w) * step + (1 - w) ** 2 * rest)
             for s, w in zip(spreads, weight, strict=True)
@@ -341,15 +354,20 @@ def weighed(images, mu_s, sigma_s, spreads, decay):
         found = sum((shift[0] ** 2 + shift[1] ** 2) / home[1] ** 2)
         away = max(0, 1 - sum(sum(chance) / home[1] ** 2) / found)
         out.append([h + away * d for h, d in zip(home, shift, strict=True)])
-    return out
+    return out, anew
 
 
-def test_weighed_statistics_are_those_written_out_by_hand():
+@pytest.mark.parametrize(("decay", "count"), [(0.75, 7), (0.99, 70)])
+def test_weighed_statistics_are_those_written_out_by_hand(decay, count):
     mu_s, sigma_s, _, _ = style(3)
     spreads = torch.tensor([0.01, 0.3, 2.0]).double(), torch.tensor([0.02, 0.1, 1.0]).double()
-    layer = BeIN(mu_s, sigma_s, 1.0, statistics_decay=0.75, spread=spreads)
-    images = [features(1, 3, 4, 4, seed=5 + i) * (1 + 0.3 * i) + 0.2 * i for i in range(7)]
-    expected = weighed(images, mu_s, sigma_s, spreads, 0.75)
+    layer = BeIN(mu_s, sigma_s, 1.0, statistics_decay=decay, spread=spreads)
+    late = [max(0, i - 25) if count > 7 else i for i in range(count)]
+    images = [
+        features(1, 3, 4, 4, seed=5 + i) * (1 + 0.3 * t) + 0.2 * t for i, t in enumerate(late)
+    ]
+    expected, anew = weighed(images, mu_s, sigma_s, spreads, decay)
+    assert bool(anew) == (decay > 0.9)  # the second stream is one whose memory begins anew
     for x, (mu, sigma) in zip(images, expected, strict=True):
         mu, sigma = (torch.from_numpy(v).view(1, 3, 1, 1) for v in (mu, sigma))
         adain = sigma_s.view(1, 3, 1, 1) * (x - mu) / sigma + mu_s.view(1, 3, 1, 1)
@@ -380,10 +398,10 @@ def played(layer, *, shifts, seed=0):
     return means
 
 
-def build(*, weighed=True):
+def build(*, weighed=True, decay=0.9):
     spread = torch.full((CHANNELS,), CONTENT), torch.full((CHANNELS,), 1e-3)
     mu_s, sigma_s = torch.zeros(CHANNELS), torch.ones(CHANNELS)
-    return BeIN(mu_s, sigma_s, 1.0, statistics_decay=0.9, spread=spread if weighed else None)
+    return BeIN(mu_s, sigma_s, 1.0, statistics_decay=decay, spread=spread if weighed else None)
 
 
 def size(means) -> float:
@@ -439,6 +457,47 @@ def test_a_change_of_weather_is_followed_at_once():
     assert float(played(build(weighed=False), shifts=shifts)[-1].mean()) > 1.5
 
 
+def test_a_long_memory_begins_anew_after_a_change_that_no_single_image_shows():
+    """The shift is smaller than what single images differ by; a plain average hardly moves."""
+    shifts = [1.0] * 200 + [1.25] * 30
+    followed, plain = (build(weighed=w, decay=0.998) for w in (True, False))
+    assert float(played(followed, shifts=shifts)[-1].mean()) == pytest.approx(1.25, abs=0.03)
+    assert float(played(plain, shifts=shifts)[-1].mean()) < 1.05
+    assert float(followed.seen) < 60
+
+
+def test_a_long_memory_goes_on_while_the_style_stays():
+    layer = build(decay=0.998)
+    played(layer, shifts=[1.0] * 300)
+    assert float(layer.seen) == 300
+
+
+def test_a_short_memory_keeps_no_average_of_the_last_few():
+    layer = build(decay=0.9)
+    played(layer, shifts=[0.0] * 3)
+    assert layer.mu_recent is None
+    assert layer.sigma_recent is None
+
+
+def test_a_short_memory_that_becomes_a_long_one_goes_on():
+    short, long = build(decay=0.9), build(decay=0.998)
+    played(short, shifts=[1.0] * 40)
+    long.remember(short.remembered())
+    assert float(played(long, shifts=[1.0] * 30)[-1].mean()) == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize("seen", [30, 100, 1500])
+def test_two_averages_of_a_stream_are_apart_by_chance_as_in_a_simulation(seen):
+    rng, count = np.random.default_rng(0), 8_000
+    slow, fast = np.zeros(count), np.zeros(count)
+    for n in range(seen + 1):
+        image = rng.standard_normal(count)
+        step = max(0.002, 1 / (n + 1))
+        slow = slow + step * (image - slow)
+        fast = fast + max(0.1, 1 / (n + 1)) * (image - fast)
+    assert apart_by_chance(step) == pytest.approx((fast - slow).var(), rel=0.1)
+
+
 def test_back_home_hardly_anything_of_the_weather_is_left():
     """Neither of the stream's statistics nor of what was learned, γ."""
 
@@ -483,11 +542,12 @@ def test_a_layers_state_dict_carries_what_weighing_needs():
 
 def test_images_that_overflow_do_not_enter_weighed_statistics():
     spread = torch.full((3,), 0.1), torch.full((3,), 0.1)
-    layer = BeIN(torch.zeros(3), torch.ones(3), statistics_decay=0.9, spread=spread)
+    layer = BeIN(torch.zeros(3), torch.ones(3), statistics_decay=0.99, spread=spread)
     huge = torch.full((1, 3, 2, 2), 1e25) * torch.tensor([1.0, -1.0])
     for x in (huge, features(1, 3, 4, 4, dtype=torch.float32), huge):
         layer(x)
-    assert all(bool(value.isfinite().all()) for value in layer.remembered().values())
+    for value in layer.remembered().values():
+        assert value is None or bool(value.isfinite().all())
 
 
 def test_without_decay_the_layer_remembers_nothing():

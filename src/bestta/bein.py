@@ -33,13 +33,22 @@ behind which the features are inverted; the lower bound keeps ``a`` in front of 
 
 GammaShape = Literal["channel", "scalar"]
 
-STREAM = ("mu_x", "sigma_x", "mu_spread", "sigma_spread", "seen")
+STREAM = ("mu_x", "sigma_x", "mu_spread", "sigma_spread", "seen", "mu_recent", "sigma_recent")
 """What a layer remembers of its stream: the statistics' averages, (C,), how much single images vary
-round them, (C,), and how many there were, ()."""
+round them, (C,), how many there were, (), and, where the memory is long, the averages of the last
+few, (C,)."""
 
 UNLIKE = 2.0
 """An image is another style's if it is, squared, so many times as far from the stream's average as
 its images usually are. Channels vary together: a single image is easily a little further."""
+
+RECENT = 0.1
+"""Weight of an image in the average of the last few. Where memory is longer than that, they tell
+whether the stream has gone over to another style."""
+
+MOVED = 4.0
+"""It has if they are, squared, so many times as far from the average of all as chance has it.
+Channels vary together, so chance alone easily makes that two or three."""
 
 
 def channel_axis(x: Tensor, channel_dim: int | None = None) -> int:
@@ -204,6 +213,16 @@ def believed(found: Tensor, chance: Tensor) -> Tensor:
     return (1 - chance / found.detach().clamp(min=1e-12)).clamp(0, 1)
 
 
+def apart_by_chance(step: float) -> float:
+    """Variance of the difference of two fading averages of the same images, of variance 1 each.
+
+    One moves by `RECENT` with every image, the other by ``step``. While the latter is still a plain
+    mean of few images this is a little more than there is.
+    """
+    together = RECENT + step - RECENT * step
+    return RECENT / (2 - RECENT) + step / (2 - step) - 2 * RECENT * step / together
+
+
 def bein(
     x: Tensor,
     mu_s: Tensor,
@@ -273,7 +292,8 @@ class BeIN(nn.Module):
             explain what is found (see `believed`): towards the image's own statistics in channels
             that vary more than these from image to image, and in all of them if the image is unlike
             those before it; and then towards the source's, if it is not far from them. γ counts as
-            far as it is: what was learned in the fog is for the fog.
+            far as it is: what was learned in the fog is for the fog. A memory of more than the last
+            few images begins anew with those few when they are of another style.
         eps, slope_min, slope_max, channel_dim: As in `bein`.
     """
 
@@ -284,6 +304,8 @@ class BeIN(nn.Module):
     mu_spread: Tensor | None
     sigma_spread: Tensor | None
     seen: Tensor | None
+    mu_recent: Tensor | None
+    sigma_recent: Tensor | None
     source_mu_spread: Tensor | None
     source_sigma_spread: Tensor | None
 
@@ -402,7 +424,6 @@ class BeIN(nn.Module):
             mu, sigma = moved.unbind()
             return (mu, sigma), 1.0, after
         average = moved.mean(1, keepdim=True)
-        contrast = (after["sigma_x"] / self.sigma_s).clamp(max=1.0)
         source = torch.stack(self.source_spread)
         live = self.sigma_s**2 > 2 * self.eps
         unit = torch.where(live, self.sigma_s**-2, 0.0)
@@ -419,6 +440,15 @@ class BeIN(nn.Module):
             apart = (own.detach() - before[:, None]) ** 2
             spread = torch.where(usable, so_far + step * (apart.mean(1) - so_far), so_far)
             unlike = believed(pooled(apart), UNLIKE * pooled(so_far[:, None]))
+        if self.remembers_long:
+            recent = self._recent(own, before, usable, seen)
+            apart = recent - torch.stack([after["mu_x"], after["sigma_x"]])
+            chance = pooled(spread[:, None]) * (apart_by_chance(step) / len(mean))
+            if seen >= 2 / RECENT and bool(pooled(apart[:, None] ** 2) > MOVED * chance):
+                average, step, seen = recent[:, None], RECENT, 1 / RECENT
+                after = {"mu_x": recent[0], "sigma_x": recent[1]}
+            after |= {"mu_recent": recent[0], "sigma_recent": recent[1]}
+        contrast = (after["sigma_x"] / self.sigma_s).clamp(max=1.0)
         # In fog all of an image is nearly alike: what is shown makes less of a difference.
         weight = torch.maximum(believed(spread, contrast**2 * source)[:, None], unlike)
         style = average + weight * (own - average)
@@ -431,6 +461,20 @@ class BeIN(nn.Module):
         mu, sigma = (home[:, None] + away * from_home).unbind()
         after |= {"mu_spread": spread[0], "sigma_spread": spread[1]}
         return (mu, sigma), away, after | {"seen": self.mu_s.new_tensor(seen + 1)}
+
+    @property
+    def remembers_long(self) -> bool:
+        """Whether more than the last few images are weighed, so that these can tell of a change."""
+        return self.source_spread is not None and self.statistics_decay > 1 - RECENT
+
+    def _recent(self, own: Tensor, before: Tensor | None, usable: Tensor, seen: float) -> Tensor:
+        """The averages of the last few images, (2, C), with these."""
+        so_far = _pair(self.mu_recent, self.sigma_recent)
+        so_far = before if so_far is None else so_far  # the memory was shorter up to now
+        now = own.detach().mean(1)
+        if so_far is None:
+            return torch.where(usable, now, torch.stack([self.mu_s, self.sigma_s]))
+        return torch.where(usable, so_far.lerp(now, max(RECENT, 1 / (seen + 1))), so_far)
 
     @staticmethod
     def _remembered(moved: Tensor, before: Tensor, usable: Tensor) -> dict[str, Tensor]:

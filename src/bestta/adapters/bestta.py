@@ -239,9 +239,10 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     },
     "classification": {
         **SINGLE["classification"],
+        "rho": 1.0,
         "lr": 0.001,
         "statistics": "weighed",
-        "statistics_decay": 0.995,
+        "statistics_decay": 0.998,
         "when": "auto",
     },
 }
@@ -633,8 +634,9 @@ class Bestta(Adapter):
         check_schedule(state)
         for name in self.bein:
             kept = {key: v for key in STREAM if (v := state.get(f"{name}/{key}")) is not None}
-            whole = set(kept) in (set(), {"mu_x", "sigma_x"}, set(STREAM))
-            if not whole or any(kept[k].min() < 0 for k in kept if k != "mu_x"):
+            recent = {"mu_recent", "sigma_recent"}
+            whole = set(kept) in (set(), {"mu_x", "sigma_x"}, set(STREAM) - recent, set(STREAM))
+            if not whole or any(kept[k].min() < 0 for k in kept if k not in ("mu_x", "mu_recent")):
                 raise ValueError(f"this state is damaged: the stream's statistics at {name!r}.")
 
 
