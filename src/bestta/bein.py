@@ -306,8 +306,9 @@ class BeIN(nn.Module):
     seen: Tensor | None
     mu_recent: Tensor | None
     sigma_recent: Tensor | None
-    source_mu_spread: Tensor | None
-    source_sigma_spread: Tensor | None
+    home: Tensor
+    spread: Tensor | None
+    unit: Tensor
 
     def __init__(
         self,
@@ -338,22 +339,24 @@ class BeIN(nn.Module):
         self.channel_dim = channel_dim
         self.register_buffer("mu_s", mu_s.detach().clone())
         self.register_buffer("sigma_s", sigma_s.detach().clone())
-        of_mu, of_sigma = (None, None) if spread is None else check_spread(spread, mu_s)
-        # Not saved with the layer: like ρ, they are how it was built.
-        self.register_buffer("source_mu_spread", of_mu, persistent=False)
-        self.register_buffer("source_sigma_spread", of_sigma, persistent=False)
+        # Not saved with the layer: like ρ, it is how it was built.
+        both = None if spread is None else torch.stack(check_spread(spread, mu_s))
+        self.register_buffer("spread", both, persistent=False)
+        self._derive()
         for name in STREAM:
             self.register_buffer(name, None)
         start = torch.zeros_like(mu_s) if gamma_shape == "channel" else mu_s.new_zeros(())
         self.gamma_mu = nn.Parameter(start.detach().clone())
         self.gamma_sigma = nn.Parameter(start.detach().clone())
 
-    @property
-    def source_spread(self) -> tuple[Tensor, Tensor] | None:
-        """How much the means and the deviations of single source images vary, if that counts."""
-        if self.source_mu_spread is None or self.source_sigma_spread is None:
-            return None
-        return self.source_mu_spread, self.source_sigma_spread
+    def _derive(self) -> None:
+        """What every image needs of the source: its style in one, (2, C), and 1 / σ̄_s², (C,)."""
+        live = self.sigma_s**2 > 2 * self.eps  # a channel that is silent at home has no unit
+        for name, value in (
+            ("home", torch.stack([self.mu_s, self.sigma_s])),
+            ("unit", torch.where(live, self.sigma_s**-2, 0.0)),
+        ):
+            self.register_buffer(name, value, persistent=False)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each channel of each sample of ``x``, (B, C)."""
@@ -365,7 +368,7 @@ class BeIN(nn.Module):
         Of each channel the shift of its mean and the logarithm of its contrast; both 0 where the
         source itself is silent.
         """
-        live = self.sigma_s**2 > 2 * self.eps
+        live = self.unit > 0
         shift = (mean.detach() - self.mu_s) / self.sigma_s
         contrast = 0.5 * ((variance.detach() + self.eps) / self.sigma_s**2).log()
         return torch.where(live, torch.stack([shift, contrast], 1), 0.0)
@@ -394,8 +397,7 @@ class BeIN(nn.Module):
             found=found,
             style=style,
         )
-        for name, value in after.items():
-            setattr(self, name, value)
+        self._buffers.update(after)  # past nn.Module's checks: on small images they take longer
         return y, done
 
     def _style(
@@ -411,22 +413,19 @@ class BeIN(nn.Module):
         # Means and deviations are treated alike, so they go together: (2, B, C).
         own = torch.stack([mean, (variance + self.eps).sqrt()])
         usable = own.isfinite().flatten(0, 1).all(0)
-        home = torch.stack([self.mu_s, self.sigma_s])
+        home, source, unit = self.home, self.spread, self.unit
         before = _pair(self.mu_x, self.sigma_x)
         step = 1 - self.statistics_decay
         # A mean of all images before it is one that fades: single ones are measured against it.
         seen = 0.0 if self.seen is None else float(self.seen)
-        if self.source_spread is not None:
+        if source is not None:
             step = max(step, 1 / (seen + 1))
         moved = own if before is None else (1 - step) * before[:, None] + step * own
         after = self._remembered(moved, home if before is None else before, usable)
-        if self.source_spread is None:
+        if source is None:
             mu, sigma = moved.unbind()
             return (mu, sigma), 1.0, after
         average = moved.mean(1, keepdim=True)
-        source = torch.stack(self.source_spread)
-        live = self.sigma_s**2 > 2 * self.eps
-        unit = torch.where(live, self.sigma_s**-2, 0.0)
 
         def pooled(squares: Tensor) -> Tensor:
             """Squares per channel, (2, B, C), in source deviations, added up: (B, 1)."""
@@ -465,7 +464,7 @@ class BeIN(nn.Module):
     @property
     def remembers_long(self) -> bool:
         """Whether more than the last few images are weighed, so that these can tell of a change."""
-        return self.source_spread is not None and self.statistics_decay > 1 - RECENT
+        return self.spread is not None and self.statistics_decay > 1 - RECENT
 
     def _recent(self, own: Tensor, before: Tensor | None, usable: Tensor, seen: float) -> Tensor:
         """The averages of the last few images, (2, C), with these."""
@@ -473,7 +472,7 @@ class BeIN(nn.Module):
         so_far = before if so_far is None else so_far  # the memory was shorter up to now
         now = own.detach().mean(1)
         if so_far is None:
-            return torch.where(usable, now, torch.stack([self.mu_s, self.sigma_s]))
+            return torch.where(usable, now, self.home)
         return torch.where(usable, so_far.lerp(now, max(RECENT, 1 / (seen + 1))), so_far)
 
     @staticmethod
@@ -483,13 +482,12 @@ class BeIN(nn.Module):
         return {"mu_x": mu, "sigma_x": sigma}
 
     def remembered(self) -> dict[str, Tensor | None]:
-        """What is remembered of the stream, by the names in `STREAM`."""
-        return {name: getattr(self, name) for name in STREAM}
+        """What is remembered of the stream, by the names in `STREAM`; never changed in place."""
+        return {name: self._buffers[name] for name in STREAM}
 
     def remember(self, stream: Mapping[str, Tensor | None]) -> None:
         """Go on from what `remembered` returned."""
-        for name in STREAM:
-            setattr(self, name, stream[name])
+        self._buffers.update({name: stream[name] for name in STREAM})
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Make room for the stream's statistics, which a fresh layer does not have yet."""
@@ -497,6 +495,7 @@ class BeIN(nn.Module):
             saved = state_dict.get(prefix + name)
             setattr(self, name, None if saved is None else torch.empty_like(saved))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._derive()
 
     @property
     def channels(self) -> int:

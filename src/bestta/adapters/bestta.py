@@ -596,7 +596,8 @@ class Bestta(Adapter):
                 **bein.remembered(),
                 "target_embedding": self.target_embedding.get(name),
             }
-            state.update({f"{name}/{k}": v.clone() for k, v in kept.items() if v is not None})
+            # These are never changed in place, so they need no copy.
+            state.update({f"{name}/{k}": v for k, v in kept.items() if v is not None})
         return {**state, **self.schedule.state()}
 
     @torch.no_grad()
