@@ -448,6 +448,7 @@ SETTINGS = [
     {},
     {"statistics_decay": 0.8, "lr": 0.05},
     {"statistics_decay": 0.8, "statistics": "weighed"},
+    {"statistics_decay": 0.99, "statistics": "weighed"},
     {"gamma": "absolute", "gamma_shape": "scalar", "predict": "after"},
 ]
 
@@ -501,6 +502,19 @@ def test_two_cameras_share_one_model_without_meeting(segmenter, profile):
     for (predictions, state), together, adapter in zip(alone, mixed, (first, second), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(predictions, together, strict=True))
         assert same(state, adapter.state())
+
+
+def test_a_state_is_saved_and_taken_up_after_whichever_image(segmenter, profile, tmp_path):
+    """After a look the guard holds the very state that is in force."""
+    first, second = (
+        bestta.adapt(segmenter, profile, statistics_decay=0.99, statistics="weighed", guard=True)
+        for _ in range(2)
+    )
+    for image in stream(6, seed=7, **FOG):
+        first(image)
+        first.save(tmp_path / "camera.safetensors")
+        second.load(tmp_path / "camera.safetensors")
+        assert same(first._whole_state(), second._whole_state())
 
 
 def test_a_saved_state_is_kilobytes(segmenter, profile, tmp_path):

@@ -32,10 +32,14 @@ def save_tensors(
     An interrupted write leaves the file of before; a device that loses power never
     comes back to half a state.
     """
-    data = safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-        metadata={KEY: json.dumps(about)},
-    )
+    whole: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        # Two names of one tensor become two tensors: safetensors refuses what shares memory.
+        whole[name] = value.clone() if value.data_ptr() in places else value
+        places.add(value.data_ptr())
+    data = safetensors.torch.save(whole, metadata={KEY: json.dumps(about)})
     write_whole(Path(path), data)
 
 
