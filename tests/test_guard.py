@@ -366,6 +366,25 @@ def test_where_adapting_is_worth_it_the_answers_are_those_without_a_guard(segmen
     assert guarded.images_adapted == 20
 
 
+def test_another_style_is_looked_at_closely_though_the_plain_models_answers_do_not_tell(
+    segmenter, profile
+):
+    """Where the plain model answers, looks are rare, and what was seen before fades slowly."""
+    adapter = bestta.adapt(
+        segmenter, profile, statistics="weighed", statistics_decay=0.99, guard_margin=1e6
+    )
+    guard = adapter.guard
+    moved, before = [], 0
+    for number, image in enumerate([*stream(160, seed=1), *stream(120, seed=2, **FOG)]):
+        if number == 160:
+            guard.scatter, guard.wait, before = 1.0, 0, guard.looks  # answers tell nothing
+        adapter(image)
+        moved.append(adapter.style_moved())
+    assert not any(moved[:160])
+    assert any(moved[160:])
+    assert guard.looks - before > 120 / guard.rarest + guard._several
+
+
 def test_a_state_that_was_wrecked_on_purpose_is_left_behind(segmenter, profile):
     adapter = bestta.adapt(segmenter, profile, layers=("layer1",), guard_margin=-1e6)
     adapter.guard.home = None

@@ -337,6 +337,8 @@ class BeIN(nn.Module):
         self.statistics_decay = statistics_decay
         self.eps, self.slope_min, self.slope_max = eps, slope_min, slope_max
         self.channel_dim = channel_dim
+        self.began_anew = False
+        """Whether a long memory has done so with the last images."""
         self.register_buffer("mu_s", mu_s.detach().clone())
         self.register_buffer("sigma_s", sigma_s.detach().clone())
         # Not saved with the layer: like ρ, it is how it was built.
@@ -439,11 +441,13 @@ class BeIN(nn.Module):
             apart = (own.detach() - before[:, None]) ** 2
             spread = torch.where(usable, so_far + step * (apart.mean(1) - so_far), so_far)
             unlike = believed(pooled(apart), UNLIKE * pooled(so_far[:, None]))
+        self.began_anew = False
         if self.remembers_long:
             recent = self._recent(own, before, usable, seen)
             apart = recent - torch.stack([after["mu_x"], after["sigma_x"]])
             chance = pooled(spread[:, None]) * (apart_by_chance(step) / len(mean))
             if seen >= 2 / RECENT and bool(pooled(apart[:, None] ** 2) > MOVED * chance):
+                self.began_anew = True
                 average, step, seen = recent[:, None], RECENT, 1 / RECENT
                 after = {"mu_x": recent[0], "sigma_x": recent[1]}
             after |= {"mu_recent": recent[0], "sigma_recent": recent[1]}
@@ -465,6 +469,11 @@ class BeIN(nn.Module):
     def remembers_long(self) -> bool:
         """Whether more than the last few images are weighed, so that these can tell of a change."""
         return self.spread is not None and self.statistics_decay > 1 - RECENT
+
+    @property
+    def is_young(self) -> bool:
+        """Whether a long memory is of some ten images only: at first, and when it begins anew."""
+        return self.remembers_long and (self.seen is None or float(self.seen) <= 2 / RECENT)
 
     def _recent(self, own: Tensor, before: Tensor | None, usable: Tensor, seen: float) -> Tensor:
         """The averages of the last few images, (2, C), with these."""

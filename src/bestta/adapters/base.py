@@ -427,6 +427,8 @@ class Adapter(ABC):
         self.holding = guard.mode != "learning"
         still = self.predict_unlearned(image) if due and not self.holding else None
         prediction, report = self._transaction(image)
+        if self.style_moved():
+            guard.look_closely()
         # A blank image tells nothing, however many of them come.
         blank = report.rolled_back and is_blank(image)
         if blank or guard.shrugs(refused=report.rolled_back) or report.skipped:
@@ -468,6 +470,10 @@ class Adapter(ABC):
     def _left_alone(self, report: StepReport, words: str) -> StepReport:
         """The report of an image that the plain model has answered, and why."""
         return replace(report, adapted=False, skipped=True, reason=words, guard=words)
+
+    def style_moved(self) -> bool:
+        """Whether the last image tells that the stream has gone over to another style."""
+        return False
 
     @contextmanager
     def _slowed_down(self) -> Iterator[None]:

@@ -549,6 +549,16 @@ class Bestta(Adapter):
 
     # --- what the guard asks --------------------------------------------------------------
 
+    def style_moved(self) -> bool:
+        """Whether a layer's memory has begun anew now, and those of a quarter of them lately.
+
+        A single one does so by chance now and then.
+        """
+        layers = self.bein.values()
+        if not any(bein.began_anew for bein in layers):
+            return False
+        return 4 * sum(bein.is_young for bein in layers) >= len(layers)
+
     @torch.no_grad()
     def unlearn(self) -> None:
         """γ back to 0; the stream's statistics and A, which nothing was learned in, stay."""
