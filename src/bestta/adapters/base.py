@@ -472,7 +472,7 @@ class Adapter(ABC):
         return replace(report, adapted=False, skipped=True, reason=words, guard=words)
 
     def style_moved(self) -> bool:
-        """Whether the last image tells that the stream has gone over to another style."""
+        """Whether the last image that was adapted to tells of another style."""
         return False
 
     @contextmanager
