@@ -320,6 +320,24 @@ def test_how_much_is_looked_at_follows_the_size_of_the_batch_and_not_that_of_the
     assert (guard.windows["source"].length, guard.windows["adapted lately"].length) == (128, 32)
 
 
+def test_a_classifiers_stream_changes_hands_after_enough_images_and_not_before():
+    guard, one = Guard(HOME, margin=1e6), of_class(1)
+    by = [guard.look(Adapted(), one, one, None, 0.0).answered_by for _ in range(guard.enough)]
+    assert by == ["adapted"] * (guard.enough - 1) + ["source"]
+
+
+@pytest.mark.parametrize(("margin", "by"), [(-1.0, "adapted"), (1.0, "source")])
+def test_a_classifier_at_home_is_left_alone_only_where_a_gain_is_asked_for(margin, by):
+    """As sure as at home, it sees half of home's classes; adapting finds the others."""
+    half, all_of_them = of_class(0, 1, 0, 1).repeat(8, 1), of_class(*range(4)).repeat(8, 1)
+    home = AnswerProfile(torch.full((4,), 0.25).double(), glance_at(half).entropy)
+    guard = Guard(home, margin=margin)
+    for _ in range(4):
+        verdict = guard.look(Adapted(), half, all_of_them, all_of_them, 0.0)
+    assert guard.gain > 1.5
+    assert verdict.answered_by == by
+
+
 # --- on an adapter -------------------------------------------------------------------------
 
 
