@@ -320,10 +320,17 @@ def test_how_much_is_looked_at_follows_the_size_of_the_batch_and_not_that_of_the
     assert (guard.windows["source"].length, guard.windows["adapted lately"].length) == (128, 32)
 
 
-def test_a_classifiers_stream_changes_hands_after_enough_images_and_not_before():
-    guard, one = Guard(HOME, margin=1e6), of_class(1)
-    by = [guard.look(Adapted(), one, one, None, 0.0).answered_by for _ in range(guard.enough)]
-    assert by == ["adapted"] * (guard.enough - 1) + ["source"]
+@pytest.mark.parametrize(("margin", "trusted"), [(0.0, 31), (1.0, 0)])
+def test_a_classifier_that_need_prove_no_gain_is_left_after_enough_images(margin, trusted):
+    """Where the plain model sees all of home's classes and the adapted one a single one."""
+    guard = Guard(HOME, margin=margin)
+    by = [
+        guard.look(Adapted(), of_class(i % 4), of_class(1), of_class(1), 0.0).answered_by
+        for i in range(guard.enough)
+    ]
+    assert by[:trusted] == ["adapted"] * trusted
+    assert by[-1] == "source"
+    assert ("source" in by[:-1]) is (trusted == 0)
 
 
 @pytest.mark.parametrize(("margin", "by"), [(-1.0, "adapted"), (1.0, "source")])

@@ -400,12 +400,14 @@ class Guard:
         if adapter.has_still:
             # What is learned was judged before; whether to adapt at all, by what is not.
             self.gain = self.points("still", source)
-        if not self._many and source.count < self._several:
-            return False  # a few images of one class each say nothing of a new place
+        # A classifier that need prove no gain is left for harm alone, which a few images of one
+        # class each cannot tell; and being at home, by its entropy, is none.
+        trusted = not self._many and self.margin <= 0
+        if trusted and source.count < self._several:
+            return False
         back = self.mode == "source"
         worth = self.gain > self.margin + (self.wavering if back else -self.wavering)
-        # By its entropy alone a classifier is easily at home: then whoever asks for no gain adapts.
-        if worth and not (self.at_home and (self._many or self.margin > 0)):
+        if worth and (trusted or not self.at_home):
             tried = self.collapses >= self.limit
             if back and (adapter.has_still or not tried):
                 self.mode = "still" if tried else "learning"
