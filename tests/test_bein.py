@@ -335,7 +335,7 @@ def weighed(images, mu_s, sigma_s, spreads, decay):
             # Var of each fading average, s / (2 - s), less twice their covariance.
             chance = 0.1 / 1.9 + step / (2 - step) - 0.2 * step / (0.1 + step - 0.1 * step)
             apart = [(r - a) ** 2 for r, a in zip(recent, average, strict=True)]
-            if sum(sum(apart) / home[1] ** 2) > 4 * chance * sum(sum(q) / home[1] ** 2):
+            if sum(sum(apart) / home[1] ** 2) > 6 * chance * sum(sum(q) / home[1] ** 2):
                 average, n, step = recent, 10, 0.1
                 anew.append(number)
         contrast = np.minimum(average[1] / home[1], 1)

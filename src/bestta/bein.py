@@ -46,9 +46,9 @@ RECENT = 0.1
 """Weight of an image in the average of the last few. Where memory is longer than that, they tell
 whether the stream has gone over to another style."""
 
-MOVED = 4.0
+MOVED = 6.0
 """It has if they are, squared, so many times as far from the average of all as chance has it.
-Channels vary together, so chance alone easily makes that two or three."""
+Channels vary together, so chance alone now and then makes that four."""
 
 
 def channel_axis(x: Tensor, channel_dim: int | None = None) -> int:
