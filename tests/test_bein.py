@@ -326,17 +326,23 @@ def weighed(images, mu_s, sigma_s, spreads, decay):
             average = recent = own
         else:
             far = [(o - a) ** 2 for o, a in zip(own, average, strict=True)]
-            unlike = max(0, 1 - 2 * sum(sum(q) / home[1] ** 2) / sum(sum(far) / home[1] ** 2))
+            times = sum(sum(far) / home[1] ** 2) / sum(sum(q) / home[1] ** 2)
+            unlike = max(0, 1 - 2 / times)
+            # One image counts as no further than twice the usual, squared.
+            share = min(1, np.sqrt(2 / times))
+            fast = max(0.1, 1 / (n + 1))
+            recent = [
+                r + fast * (a + share * (o - a) - r)
+                for o, a, r in zip(own, average, recent, strict=True)
+            ]
             q = [v + step * (f - v) for v, f in zip(q, far, strict=True)]
             average = [a + step * (o - a) for o, a in zip(own, average, strict=True)]
-            fast = max(0.1, 1 / (n + 1))
-            recent = [r + fast * (o - r) for o, r in zip(own, recent, strict=True)]
         if decay > 0.9 and n >= 20:
             # Var of each fading average, s / (2 - s), less twice their covariance.
             chance = 0.1 / 1.9 + step / (2 - step) - 0.2 * step / (0.1 + step - 0.1 * step)
             apart = [(r - a) ** 2 for r, a in zip(recent, average, strict=True)]
             if sum(sum(apart) / home[1] ** 2) > 6 * chance * sum(sum(q) / home[1] ** 2):
-                average, n, step = recent, 10, 0.1
+                average, recent, n, step = own, own, 0, 1.0
                 anew.append(number)
         contrast = np.minimum(average[1] / home[1], 1)
         weight = [
@@ -466,6 +472,28 @@ def test_a_long_memory_begins_anew_after_a_change_that_no_single_image_shows():
     assert float(followed.seen) < 60
 
 
+@pytest.mark.parametrize("odd", [2.0, 20.0, 1e6])
+def test_one_odd_image_ends_no_long_memory(odd):
+    layer = build(decay=0.998)
+    played(layer, shifts=[1.0] * 200 + [odd] + [1.0] * 30)
+    assert float(layer.seen) == 231
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_long_memory_of_batches_begins_anew_as_their_means_scatter(batch):
+    """Means of eight images scatter by an eighth: what is chance for one is a change for them."""
+    g = torch.Generator().manual_seed(0)
+
+    def mean_of(shift):
+        content = torch.randn(batch, CHANNELS, 1, 1, generator=g) * CONTENT**0.5
+        return torch.tensor([-1.0, 1.0]).repeat(8).view(1, 1, 4, 4) + content + shift
+
+    layer = build(decay=0.998)
+    for shift in [1.0] * 100 + [1.1] * 30:
+        layer(mean_of(shift))
+    assert (float(layer.seen) == 130) is (batch == 1)
+
+
 def test_a_long_memory_goes_on_while_the_style_stays():
     layer = build(decay=0.998)
     played(layer, shifts=[1.0] * 300)
@@ -479,11 +507,17 @@ def test_a_short_memory_keeps_no_average_of_the_last_few():
     assert layer.sigma_recent is None
 
 
-def test_a_short_memory_that_becomes_a_long_one_goes_on():
+@pytest.mark.parametrize("first", [None, 0.998])
+def test_a_short_memory_that_becomes_a_long_one_goes_on(first):
+    """And where it was long before that, nothing of that time comes back."""
     short, long = build(decay=0.9), build(decay=0.998)
+    if first is not None:
+        before = build(decay=first)
+        played(before, shifts=[4.0] * 40)
+        short.remember(before.remembered())
     played(short, shifts=[1.0] * 40)
     long.remember(short.remembered())
-    assert float(played(long, shifts=[1.0] * 30)[-1].mean()) == pytest.approx(1.0, abs=0.03)
+    assert float(played(long, shifts=[1.0] * 30)[-1].mean()) == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.parametrize("seen", [30, 100, 1500])
@@ -529,6 +563,22 @@ def test_the_weighed_gradient_passes_the_numerical_check():
 
     x = features(1, 2, 3, 3, seed=7).requires_grad_()
     assert torch.autograd.gradcheck(run, (x,))
+
+
+def test_a_loaded_style_is_the_one_that_images_are_weighed_against():
+    home, away = build(), build()
+    with torch.no_grad():
+        away.mu_s.add_(3.0)
+    home.load_state_dict(away.state_dict())
+    assert float(played(home, shifts=[3.0])[0].mean()) == pytest.approx(3.0, abs=0.1)
+
+
+def test_a_layer_loaded_in_inference_mode_can_be_trained():
+    used, fresh = build(), build()
+    with torch.inference_mode():
+        fresh.load_state_dict(used.state_dict())
+    fresh(torch.randn(1, CHANNELS, 4, 4)).sum().backward()
+    assert fresh.gamma_mu.grad is not None
 
 
 def test_a_layers_state_dict_carries_what_weighing_needs():

@@ -349,6 +349,12 @@ def test_a_classifier_at_home_is_left_alone_only_where_a_gain_is_asked_for(margi
 
 
 @pytest.fixture
+def classifier_profile():
+    model = randomise(Classifier(), seed=1)
+    return model, bestta.SourceProfile.collect(model, stream(24, seed=3), ["layer1", "layer2"])
+
+
+@pytest.fixture
 def guarded(segmenter, profile):
     return bestta.adapt(segmenter, profile, layers=("layer1",))
 
@@ -418,6 +424,45 @@ def test_another_style_is_judged_by_its_own_images(segmenter, profile, monkeypat
     adapter(images[0])
     assert guard.windows["source"].count == 1
     assert guard.due
+
+
+def test_a_single_layer_of_many_tells_of_no_other_style(segmenter, profile):
+    adapter = bestta.adapt(segmenter, profile, **LONG)
+    many = len(adapter.bein)
+    for bein in adapter.bein.values():
+        bein.seen = torch.tensor(300.0)
+    first, *others = adapter.bein.values()
+    first.began_anew, first.seen = True, torch.tensor(1.0)
+    assert adapter.style_moved() is (many <= 4)
+    adapter.bein |= {f"copy {i}": bein for i, bein in enumerate(others)}
+    adapter.bein |= {f"another {i}": bein for i, bein in enumerate(others)}
+    assert len(adapter.bein) > 4
+    assert not adapter.style_moved()
+
+
+def test_a_change_that_is_told_again_and_again_keeps_no_stream_from_being_judged(
+    classifier_profile, monkeypatch
+):
+    """Layers tell of a change one after another; enough looks must come together all the same."""
+    model, profile = classifier_profile
+    adapter = bestta.adapt(model, profile, **LONG)
+    monkeypatch.setattr(adapter, "style_moved", lambda: True)
+    most = 0
+    for image in stream(40, seed=0):
+        adapter(image)
+        most = max(most, adapter.guard.windows["source"].count)
+    assert most >= adapter.guard.enough
+
+
+def test_a_classifier_is_trusted_where_images_like_the_sources_are_left_alone(
+    classifier_profile,
+):
+    model, profile = classifier_profile
+    image = stream(1, seed=0)[0]
+    for settings, margin in ((LONG, 0.0), ({"statistics_decay": 0.0}, 1.0)):
+        adapter = bestta.adapt(model, profile, **settings)
+        adapter(image)
+        assert adapter.guard.margin == margin
 
 
 def test_a_state_that_was_wrecked_on_purpose_is_left_behind(segmenter, profile):

@@ -15,7 +15,7 @@ With both γ at zero, ρ=0 is the identity and ρ=1 is AdaIN to the source style
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -293,7 +293,7 @@ class BeIN(nn.Module):
             that vary more than these from image to image, and in all of them if the image is unlike
             those before it; and then towards the source's, if it is not far from them. γ counts as
             far as it is: what was learned in the fog is for the fog. A memory of more than the last
-            few images begins anew with those few when they are of another style.
+            few images begins anew when those few are of another style.
         eps, slope_min, slope_max, channel_dim: As in `bein`.
     """
 
@@ -351,6 +351,7 @@ class BeIN(nn.Module):
         self.gamma_mu = nn.Parameter(start.detach().clone())
         self.gamma_sigma = nn.Parameter(start.detach().clone())
 
+    @torch.inference_mode(False)
     def _derive(self) -> None:
         """What every image needs of the source: its style in one, (2, C), and 1 / σ̄_s², (C,)."""
         live = self.sigma_s**2 > 2 * self.eps  # a channel that is silent at home has no unit
@@ -443,12 +444,14 @@ class BeIN(nn.Module):
             unlike = believed(pooled(apart), UNLIKE * pooled(so_far[:, None]))
         self.began_anew = False
         if self.remembers_long:
-            recent = self._recent(own, before, usable, seen)
+            usual = pooled((source if so_far is None else so_far)[:, None])
+            recent = self._recent(own.detach(), before, usable, seen, pooled, UNLIKE * usual)
             apart = recent - torch.stack([after["mu_x"], after["sigma_x"]])
             chance = pooled(spread[:, None]) * (apart_by_chance(step) / len(mean))
             if seen >= 2 / RECENT and bool(pooled(apart[:, None] ** 2) > MOVED * chance):
                 self.began_anew = True
-                average, step, seen = recent[:, None], RECENT, 1 / RECENT
+                average, step, seen = own.mean(1, keepdim=True), 1.0, 0.0
+                recent = torch.where(usable, average[:, 0].detach(), recent)
                 after = {"mu_x": recent[0], "sigma_x": recent[1]}
             after |= {"mu_recent": recent[0], "sigma_recent": recent[1]}
         contrast = (after["sigma_x"] / self.sigma_s).clamp(max=1.0)
@@ -472,16 +475,30 @@ class BeIN(nn.Module):
 
     @property
     def is_young(self) -> bool:
-        """Whether a long memory is of some ten images only: at first, and when it begins anew."""
+        """Whether a long memory is of twenty images at most: at first, and when it begins anew."""
         return self.remembers_long and (self.seen is None or float(self.seen) <= 2 / RECENT)
 
-    def _recent(self, own: Tensor, before: Tensor | None, usable: Tensor, seen: float) -> Tensor:
-        """The averages of the last few images, (2, C), with these."""
+    def _recent(
+        self,
+        own: Tensor,
+        before: Tensor | None,
+        usable: Tensor,
+        seen: float,
+        pooled: Callable[[Tensor], Tensor],
+        most: Tensor,
+    ) -> Tensor:
+        """The averages of the last few images, (2, C), with these.
+
+        No image counts as further than ``most``, squared, from the average before it: several must
+        be of another style, and one that is odd is not enough.
+        """
+        if before is None:
+            return torch.where(usable, own.mean(1), self.home)
         so_far = _pair(self.mu_recent, self.sigma_recent)
         so_far = before if so_far is None else so_far  # the memory was shorter up to now
-        now = own.detach().mean(1)
-        if so_far is None:
-            return torch.where(usable, now, self.home)
+        apart = torch.where(usable, own - before[:, None], 0.0)
+        share = (most / pooled(apart**2).clamp(min=1e-12)).sqrt().clamp(max=1.0)
+        now = before + (share * apart).mean(1)
         return torch.where(usable, so_far.lerp(now, max(RECENT, 1 / (seen + 1))), so_far)
 
     @staticmethod
@@ -497,6 +514,12 @@ class BeIN(nn.Module):
     def remember(self, stream: Mapping[str, Tensor | None]) -> None:
         """Go on from what `remembered` returned."""
         self._buffers.update({name: stream[name] for name in STREAM})
+        self._forget_the_last_few()
+
+    def _forget_the_last_few(self) -> None:
+        """A short memory does not keep them up, and a long one may follow it."""
+        if not self.remembers_long:
+            self._buffers.update(mu_recent=None, sigma_recent=None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Make room for the stream's statistics, which a fresh layer does not have yet."""
@@ -504,6 +527,7 @@ class BeIN(nn.Module):
             saved = state_dict.get(prefix + name)
             setattr(self, name, None if saved is None else torch.empty_like(saved))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._forget_the_last_few()
         self._derive()
 
     @property

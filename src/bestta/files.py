@@ -36,7 +36,7 @@ def save_tensors(
     places: set[int] = set()
     for name, tensor in tensors.items():
         value = tensor.detach().cpu().contiguous()
-        # Two names of one tensor become two tensors: safetensors refuses what shares memory.
+        # Two names of one tensor become two tensors: safetensors refuses them otherwise.
         whole[name] = value.clone() if value.data_ptr() in places else value
         places.add(value.data_ptr())
     data = safetensors.torch.save(whole, metadata={KEY: json.dumps(about)})

@@ -130,6 +130,8 @@ class Guard:
         home: How the model answers source images; without, variety and entropy have to do.
         margin: The plain model answers unless adapting seems to gain more points than this; by
             default as `Weighing` has it for the task.
+        trusting: The method leaves images like the source's alone by itself: by default a
+            classifier need prove no gain then.
     """
 
     harm = 0.5
@@ -163,14 +165,20 @@ class Guard:
     largest = 32 * 2**20
     """A state of more bytes is not kept beside the adapter: that one rolls back to its start."""
 
-    def __init__(self, home: AnswerProfile | None = None, margin: float | None = None) -> None:
+    def __init__(
+        self,
+        home: AnswerProfile | None = None,
+        margin: float | None = None,
+        *,
+        trusting: bool = False,
+    ) -> None:
         if margin is not None and not math.isfinite(margin):
             raise ValueError(f"guard_margin is a number of points, not {margin}.")
         if home is not None and not home.is_finite:
             raise ValueError(
                 "the profile's answers are NaN or infinite: collect it anew, or guard=False."
             )
-        self.home, self._margin = home, margin
+        self.home, self._margin, self._trusting = home, margin, trusting
         self.forget()
 
     def forget(self) -> None:
@@ -299,7 +307,18 @@ class Guard:
     @property
     def margin(self) -> float:
         """Points that adapting must seem to be worth."""
-        return self.weighing.margin if self._margin is None else self._margin
+        if self._margin is not None:
+            return self._margin
+        return 0.0 if self._trusting and not self._segments else self.weighing.margin
+
+    @property
+    def trusted(self) -> bool:
+        """A classifier that need prove no gain is left for harm alone.
+
+        A few images of one class each cannot tell of harm, and being at home, by the entropy, is
+        none.
+        """
+        return not self._segments and self.margin <= 0
 
     @property
     def _many(self) -> bool:
@@ -400,14 +419,11 @@ class Guard:
         if adapter.has_still:
             # What is learned was judged before; whether to adapt at all, by what is not.
             self.gain = self.points("still", source)
-        # A classifier that need prove no gain is left for harm alone, which a few images of one
-        # class each cannot tell; and being at home, by its entropy, is none.
-        trusted = not self._many and self.margin <= 0
-        if trusted and source.count < self._several:
+        if self.trusted and source.count < self._several:
             return False
         back = self.mode == "source"
         worth = self.gain > self.margin + (self.wavering if back else -self.wavering)
-        if worth and (trusted or not self.at_home):
+        if worth and (self.trusted or not self.at_home):
             tried = self.collapses >= self.limit
             if back and (adapter.has_still or not tried):
                 self.mode = "still" if tried else "learning"
@@ -488,7 +504,7 @@ class Guard:
             if self.mode == "source":
                 goes_on = "the source model answers"
             return f"guard, rolled back: {harm}; {goes_on}"
-        if self.mode == "source" and self.at_home:
+        if self.mode == "source" and self.at_home and not self.trusted:
             return "guard, source model: it is as sure of its answers as on source images"
         if self.mode == "source" and self.collapses >= self.limit and self.gain > self.margin:
             return f"guard, source model: {harm}"

@@ -83,7 +83,8 @@ class AdapterConfig:
     not seem worth it: see `bestta.guard`."""
     guard_margin: float | None = None
     """Points of score that adapting must seem to be worth, or else the plain model answers; by
-    default 0.5 in segmentation and 1 in classification."""
+    default 0.5 in segmentation and 1 in classification, where it is 0 for BESTTA with weighed
+    statistics, which leave images like the source's as they are."""
 
 
 class Adapter(ABC):
@@ -143,7 +144,7 @@ class Adapter(ABC):
                     "or guard=False.",
                     stacklevel=3,
                 )
-            self.guard = Guard(home, config.guard_margin)
+            self.guard = Guard(home, config.guard_margin, trusting=self.leaves_home_alone)
         freeze(model)
         # Called by remove(), or when the adapter is no longer used; once.
         self._release = weakref.finalize(self, unfreeze, model)
@@ -172,6 +173,10 @@ class Adapter(ABC):
     def state(self) -> dict[str, Tensor]:
         """A copy of everything the method has learned; missing means not yet begun."""
         return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The state, to go back to; it may share what a step never changes in place."""
+        return self.state()
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -427,7 +432,8 @@ class Adapter(ABC):
         self.holding = guard.mode != "learning"
         still = self.predict_unlearned(image) if due and not self.holding else None
         prediction, report = self._transaction(image)
-        if self.style_moved():
+        # One change counts once, however many layers tell of it one after another.
+        if not (report.rolled_back or guard.looks_left) and self.style_moved():
             guard.look_closely()
         # A blank image tells nothing, however many of them come.
         blank = report.rolled_back and is_blank(image)
@@ -471,6 +477,11 @@ class Adapter(ABC):
         """The report of an image that the plain model has answered, and why."""
         return replace(report, adapted=False, skipped=True, reason=words, guard=words)
 
+    @property
+    def leaves_home_alone(self) -> bool:
+        """Whether images like the source's are left as they are, by the method itself."""
+        return False
+
     def style_moved(self) -> bool:
         """Whether the last image that was adapted to tells of another style."""
         return False
@@ -508,14 +519,14 @@ class Adapter(ABC):
     def _learned(self) -> list[Tensor]:
         """Every tensor of the state, without a copy where there is no need of one."""
         whole = type(self).state is Adapter.state
-        return list(self.tensors().values() if whole else self.state().values())
+        return list(self.tensors().values() if whole else self.snapshot().values())
 
     def _identity(self) -> ModelIdentity:
         return self.profile.model if self.profile else ModelIdentity.of(self.model)
 
     def _whole_state(self) -> dict[str, Tensor]:
         return {
-            **self.state(),
+            **self.snapshot(),
             **{name: torch.tensor(getattr(self, name)) for name in COUNTERS},
             "generator": self.generator.get_state(),
             **(self.guard.state() if self.guard is not None else {}),

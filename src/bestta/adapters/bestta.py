@@ -245,8 +245,6 @@ OURS: Mapping[str, Mapping[str, Any]] = {
         "statistics": "weighed",
         "statistics_decay": 0.998,
         "when": "auto",
-        # Weighed, images like the source's are left as they are: adapting need prove no gain.
-        "guard_margin": 0.0,
     },
 }
 """What did best on training images, in weather and corruptions that no table reports; one set a
@@ -344,7 +342,7 @@ class Bestta(Adapter):
         """One image: forward through BeIN, losses, one step of SGD on γ."""
         if self.lean is None:
             return self.one_step(image)
-        before, drawn = self.state(), torch.get_rng_state()
+        before, drawn = self.snapshot(), torch.get_rng_state()
         try:
             return self.one_step(image)
         except RuntimeError as error:
@@ -551,6 +549,11 @@ class Bestta(Adapter):
 
     # --- what the guard asks --------------------------------------------------------------
 
+    @property
+    def leaves_home_alone(self) -> bool:
+        """Whether images like the source's stay as they are: where statistics are weighed."""
+        return self.config.statistics == "weighed" and self.config.statistics_decay > 0
+
     def style_moved(self) -> bool:
         """Whether a layer's memory has begun anew now, and those of a quarter of them lately.
 
@@ -586,7 +589,7 @@ class Bestta(Adapter):
         """The logits with γ = 0, and nothing of it kept; None if γ is 0."""
         if not any(bool(parameter.any()) for parameter in self.trainable.values()):
             return None
-        before = self.state()
+        before = self.snapshot()
         try:
             self.unlearn()
             with torch.no_grad():
@@ -600,6 +603,10 @@ class Bestta(Adapter):
 
     def state(self) -> dict[str, Tensor]:
         """γ and its velocity, and once begun A and the stream's statistics, of each BeIN."""
+        return {name: tensor.clone() for name, tensor in self.snapshot().items()}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The state; what a step puts another tensor in the place of is not copied."""
         state: dict[str, Tensor] = {}
         for name, parameter in self.trainable.items():
             state[name] = parameter.detach().clone()
@@ -609,7 +616,6 @@ class Bestta(Adapter):
                 **bein.remembered(),
                 "target_embedding": self.target_embedding.get(name),
             }
-            # These are never changed in place, so they need no copy.
             state.update({f"{name}/{k}": v for k, v in kept.items() if v is not None})
         return {**state, **self.schedule.state()}
 

@@ -28,6 +28,7 @@ from bestta.calibration.evaluations import Evaluations
 from bestta.calibration.scoring import LEAST_MARGIN, Judge
 from bestta.calibration.search import Evaluation, Lengths, Search, plain
 from bestta.calibration.streams import Memory, Picture, Pixels, Streams, digest
+from bestta.guard import CLASSIFICATION
 from bestta.insertion import check_model, device_of
 from bestta.interrupt import stop_requests
 from bestta.outputs import OutputKey, Task, by_class, select_logits, task_of
@@ -238,6 +239,8 @@ def calibrate(
     if told["helps"] and "guard_margin" not in settings:
         # The guard need not ask for proof of what is proven.
         told["chosen"]["settings"]["guard_margin"] = PROVEN
+    elif not told["helps"] and task == "classification" and "guard_margin" not in settings:
+        told["chosen"]["settings"]["guard_margin"] = CLASSIFICATION.margin
     chosen = replace(
         profile,
         layers={name: profile.layers[name] for name in best.layers},
