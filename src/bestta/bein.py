@@ -15,7 +15,7 @@ With both γ at zero, ρ=0 is the identity and ρ=1 is AdaIN to the source style
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -444,8 +444,7 @@ class BeIN(nn.Module):
             unlike = believed(pooled(apart), UNLIKE * pooled(so_far[:, None]))
         self.began_anew = False
         if self.remembers_long:
-            usual = pooled((source if so_far is None else so_far)[:, None])
-            recent = self._recent(own.detach(), before, usable, seen, pooled, UNLIKE * usual)
+            recent = self._recent(own.detach(), before, unlike, usable, seen)
             apart = recent - torch.stack([after["mu_x"], after["sigma_x"]])
             chance = pooled(spread[:, None]) * (apart_by_chance(step) / len(mean))
             if seen >= 2 / RECENT and bool(pooled(apart[:, None] ** 2) > MOVED * chance):
@@ -479,26 +478,20 @@ class BeIN(nn.Module):
         return self.remembers_long and (self.seen is None or float(self.seen) <= 2 / RECENT)
 
     def _recent(
-        self,
-        own: Tensor,
-        before: Tensor | None,
-        usable: Tensor,
-        seen: float,
-        pooled: Callable[[Tensor], Tensor],
-        most: Tensor,
+        self, own: Tensor, before: Tensor | None, unlike: Tensor, usable: Tensor, seen: float
     ) -> Tensor:
         """The averages of the last few images, (2, C), with these.
 
-        No image counts as further than ``most``, squared, from the average before it: several must
-        be of another style, and one that is odd is not enough.
+        An image that is unlike those before it is brought as near as those are usually at most:
+        several must be of another style, and one that is odd is not enough.
         """
         if before is None:
             return torch.where(usable, own.mean(1), self.home)
         so_far = _pair(self.mu_recent, self.sigma_recent)
         so_far = before if so_far is None else so_far  # the memory was shorter up to now
-        apart = torch.where(usable, own - before[:, None], 0.0)
-        share = (most / pooled(apart**2).clamp(min=1e-12)).sqrt().clamp(max=1.0)
-        now = before + (share * apart).mean(1)
+        # `believed` is 1 - usual / found of squared distances.
+        nearer = torch.nan_to_num((1 - unlike).sqrt(), nan=0.0)
+        now = before + (nearer * (own - before[:, None])).mean(1)
         return torch.where(usable, so_far.lerp(now, max(RECENT, 1 / (seen + 1))), so_far)
 
     @staticmethod
