@@ -185,6 +185,17 @@ def test_where_nothing_helps_the_calibration_says_so():
     assert about["chosen"]["gain"] <= 0.1
 
 
+def test_a_classifier_that_nothing_helps_asks_the_guard_for_proof_of_a_gain():
+    """Weighed statistics would otherwise be trusted without."""
+    model = randomise(TokenClassifier(), seed=3)
+    images = torch.rand(10, 1, 3, 16, 16, generator=torch.Generator().manual_seed(5))
+    profile = bestta.calibrate(model, images, conditions=["clear"])
+    assert not profile.provenance["calibration"]["helps"]
+    adapter = bestta.adapt(model, profile, statistics="weighed", statistics_decay=0.99)
+    adapter(images[0])
+    assert adapter.guard.margin == 1.0
+
+
 def test_expected_images_count_double_and_labelled_ones_are_a_stream_of_their_own():
     dusk = torch.rand(4, 3, 20, 12) * 0.2
     label = torch.zeros(1, 16, 16, dtype=torch.long)
