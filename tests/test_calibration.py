@@ -191,7 +191,8 @@ def test_a_classifier_that_nothing_helps_asks_the_guard_for_proof_of_a_gain():
     images = torch.rand(10, 1, 3, 16, 16, generator=torch.Generator().manual_seed(5))
     profile = bestta.calibrate(model, images, conditions=["clear"])
     assert not profile.provenance["calibration"]["helps"]
-    adapter = bestta.adapt(model, profile, statistics="weighed", statistics_decay=0.99)
+    weighed = {"statistics": "weighed", "statistics_decay": 0.99}
+    adapter = bestta.adapt(model, profile, guard=True, **weighed)
     adapter(images[0])
     assert adapter.guard.margin == 1.0
 
