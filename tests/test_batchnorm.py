@@ -205,6 +205,25 @@ def test_half_features_are_normalised_in_fp32(share, dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_a_mixture_of_half_features_are_summed_in_fp32(dtype):
+    # Expected, in float64: y = w (x - m) / s + b, so that dw = Σ g (x - m) / s and db = Σ g.
+    norm = settled(nn.BatchNorm2d(3))
+    x = (torch.randn(2, 3, 16, 16) * 3 + 20).to(dtype)
+    statistics = mixed(norm, 0.5).statistics(x)
+    mean, variance = (value.double().view(-1, 1, 1) for value in statistics)
+    to_out = torch.randn(x.shape).to(dtype)
+    out = mixed(norm, 0.5)(x)
+    to_weight, to_bias = torch.autograd.grad(out, [norm.weight, norm.bias], to_out)
+    assert to_weight.dtype == torch.float32
+    wide = to_out.double()
+    normed = (x.double() - mean) / (variance + norm.eps).sqrt()
+    torch.testing.assert_close(
+        to_weight.double(), (wide * normed).sum((0, 2, 3)), rtol=1e-4, atol=1e-3
+    )
+    torch.testing.assert_close(to_bias.double(), wide.sum((0, 2, 3)), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("share", [1 / 9, 1.0])
 def test_a_variance_beyond_fp16_is_no_obstacle(share):
     norm = settled(nn.BatchNorm2d(3)).half()
@@ -470,6 +489,15 @@ def test_moments_of_large_maps_are_exact_in_either_layout(shape, layout):
     expected_variance, expected_mean = torch.var_mean(x.double(), [0, 2, 3], correction=0)
     torch.testing.assert_close(mean.double(), expected_mean, rtol=1e-5, atol=0)
     torch.testing.assert_close(variance.double(), expected_variance, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("side", [8, 96])
+def test_moments_of_half_features_are_those_of_the_same_numbers_in_fp32(side, layout):
+    x = (torch.randn(1, 4, side, side) * 3 + 20).bfloat16().contiguous(memory_format=layout)
+    for half, single in zip(moments(x), moments(x.float()), strict=True):
+        assert half.dtype == torch.float32
+        assert torch.equal(half, single)
 
 
 def test_moments_are_the_same_with_a_gradient_and_without():

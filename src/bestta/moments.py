@@ -13,23 +13,25 @@ _PIECE = 2048
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance (C,) of the values of each channel of (B, C, ...), in fp32 or wider."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    if x.device.type != "cpu" or (wide.requires_grad and torch.is_grad_enabled()):
-        variance, mean = torch.var_mean(wide, [0, *range(2, x.dim())], correction=0)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()):
+        variance, mean = torch.var_mean(x.to(dtype), [0, *range(2, x.dim())], correction=0)
         return mean, variance
     # What batch norm itself uses: many times as fast as var_mean, but it knows no gradient, and
     # with channels last it sums in single precision: so it gets a few thousand values at a time.
-    if wide.is_contiguous():
-        mean, variance = torch.batch_norm_update_stats(wide, None, None, 0.0)
+    if x.is_contiguous():
+        mean, variance = torch.batch_norm_update_stats(x.to(dtype), None, None, 0.0)
         return mean, variance
-    pieces = torch.split(wide.movedim(1, -1).flatten(0, -2), _PIECE)
-    seen = [torch.batch_norm_update_stats(piece, None, None, 0.0) for piece in pieces]
+    pieces = torch.split(x.movedim(1, -1).flatten(0, -2), _PIECE)
+    seen = [torch.batch_norm_update_stats(piece.to(dtype), None, None, 0.0) for piece in pieces]
+    if len(seen) == 1:
+        return seen[0]
     means, variances = (torch.stack(values).double() for values in zip(*seen, strict=True))
     sizes = torch.tensor([len(piece) for piece in pieces], dtype=torch.float64).unsqueeze(1)
     shares = sizes / sizes.sum()
     mean = (shares * means).sum(0)
     variance = (shares * (variances + (means - mean) ** 2)).sum(0)
-    return mean.to(wide.dtype), variance.to(wide.dtype)
+    return mean.to(dtype), variance.to(dtype)
 
 
 def instance_moments(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:

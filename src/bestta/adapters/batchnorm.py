@@ -53,18 +53,17 @@ class AdaptiveNorm(nn.Module, ABC):
 
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """The same with another weight and bias, (C,)."""
-        wide = _wide(x)
-        weight, bias = (None if p is None else p.to(wide.dtype) for p in (weight, bias))
-        chosen = self.statistics(wide)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        weight, bias = (None if p is None else p.to(dtype) for p in (weight, bias))
+        chosen = self.statistics(x)
         if chosen is None:
-            out = F.batch_norm(wide, None, None, weight, bias, True, 0.0, self.eps)
-        else:
-            mean, variance = (value.to(wide.dtype) for value in chosen)
-            if mean.requires_grad or variance.requires_grad:
-                out = _affine(wide, mean, variance, weight, bias, self.eps)
-            else:
-                out = F.batch_norm(wide, mean, variance, weight, bias, False, 0.0, self.eps)
-        return out.to(x.dtype)
+            out = F.batch_norm(x.to(dtype), None, None, weight, bias, True, 0.0, self.eps)
+            return out.to(x.dtype)
+        mean, variance = (value.to(dtype) for value in chosen)
+        if mean.requires_grad or variance.requires_grad:
+            return _affine(x.to(dtype), mean, variance, weight, bias, self.eps).to(x.dtype)
+        # Features in half precision go in as they are: they are widened on the way, value by value.
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, self.eps)
 
     @property
     def source(self) -> tuple[Tensor, Tensor] | None:
