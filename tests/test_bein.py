@@ -13,7 +13,15 @@ from torch.nn import functional as F
 
 import bestta
 import oracle
-from bestta.bein import SLOPE_MAX, SLOPE_MIN, BeIN, apart_by_chance, bein_affine, believed
+from bestta.bein import (
+    SLOPE_MAX,
+    SLOPE_MIN,
+    BeIN,
+    apart_by_chance,
+    averaged,
+    bein_affine,
+    believed,
+)
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -313,10 +321,12 @@ def test_a_layers_state_dict_carries_the_streams_statistics():
 def weighed(images, mu_s, sigma_s, spreads, decay):
     """The weighed statistics of each image, two (C,), written out in NumPy, one image a time.
 
-    And the images, by number, with which the average began anew.
+    And the images, by number, with which the average began anew, wholly or as far as they were
+    unlike those before them.
     """
     home, spreads = (mu_s.numpy(), sigma_s.numpy()), [v.numpy() for v in spreads]
-    average, recent, q, n, out, anew = None, None, spreads, -1, [], []
+    average, recent, q, n, out, anew, jumped = None, None, spreads, -1, [], [], []
+    gain = 1.0
     for number, x in enumerate(images):
         own = [v.flatten().numpy() for v in oracle.instance_statistics(x)]
         n += 1
@@ -335,14 +345,22 @@ def weighed(images, mu_s, sigma_s, spreads, decay):
                 r + fast * (a + share * (o - a) - r)
                 for o, a, r in zip(own, average, recent, strict=True)
             ]
+            gain = step
+            if decay <= 0.9 and unlike > 0:
+                # The average goes over to the image as far as it is unlike; it is then of so many
+                # images as have its variance, n of them having 1/n.
+                gain = 1 - (1 - step) * (1 - unlike)
+                n = 1 / (gain**2 + (1 - gain) ** 2 / min(n, 2 / step - 1)) - 1
+                far = [(1 - unlike) * f for f in far]
+                jumped.append(number)
             q = [v + step * (f - v) for v, f in zip(q, far, strict=True)]
-            average = [a + step * (o - a) for o, a in zip(own, average, strict=True)]
+            average = [a + gain * (o - a) for o, a in zip(own, average, strict=True)]
         if decay > 0.9 and n >= 20:
             # Var of each fading average, s / (2 - s), less twice their covariance.
             chance = 0.1 / 1.9 + step / (2 - step) - 0.2 * step / (0.1 + step - 0.1 * step)
             apart = [(r - a) ** 2 for r, a in zip(recent, average, strict=True)]
             if sum(sum(apart) / home[1] ** 2) > 6 * chance * sum(sum(q) / home[1] ** 2):
-                average, recent, n, step = own, own, 0, 1.0
+                average, recent, n, step, gain = own, own, 0, 1.0, 1.0
                 anew.append(number)
         contrast = np.minimum(average[1] / home[1], 1)
         weight = [
@@ -350,30 +368,31 @@ def weighed(images, mu_s, sigma_s, spreads, decay):
         ]
         style = [a + w * (o - a) for a, w, o in zip(average, weight, own, strict=True)]
         # A mean of n images has 1/n of their variance, a fading one (1 - d) / (1 + d) in the end;
-        # this image is in it with `step`.
+        # this image is in it with `gain`.
         rest = max(step / (2 - step), 1 / (n + 1))
         chance = [
-            s * (w**2 + 2 * w * (1 - w) * step + (1 - w) ** 2 * rest)
+            s * (w**2 + 2 * w * (1 - w) * gain + (1 - w) ** 2 * rest)
             for s, w in zip(spreads, weight, strict=True)
         ]
         shift = [v - h for v, h in zip(style, home, strict=True)]
         found = sum((shift[0] ** 2 + shift[1] ** 2) / home[1] ** 2)
         away = max(0, 1 - sum(sum(chance) / home[1] ** 2) / found)
         out.append([h + away * d for h, d in zip(home, shift, strict=True)])
-    return out, anew
+    return out, anew, jumped
 
 
-@pytest.mark.parametrize(("decay", "count"), [(0.75, 7), (0.99, 70)])
+@pytest.mark.parametrize(("decay", "count"), [(0.75, 12), (0.99, 70)])
 def test_weighed_statistics_are_those_written_out_by_hand(decay, count):
     mu_s, sigma_s, _, _ = style(3)
     spreads = torch.tensor([0.01, 0.3, 2.0]).double(), torch.tensor([0.02, 0.1, 1.0]).double()
     layer = BeIN(mu_s, sigma_s, 1.0, statistics_decay=decay, spread=spreads)
-    late = [max(0, i - 25) if count > 7 else i for i in range(count)]
+    late = [max(0, i - 25) if decay > 0.9 else i + 20 * (i == 8) for i in range(count)]
     images = [
         features(1, 3, 4, 4, seed=5 + i) * (1 + 0.3 * t) + 0.2 * t for i, t in enumerate(late)
     ]
-    expected, anew = weighed(images, mu_s, sigma_s, spreads, decay)
+    expected, anew, jumped = weighed(images, mu_s, sigma_s, spreads, decay)
     assert bool(anew) == (decay > 0.9)  # the second stream is one whose memory begins anew
+    assert bool(jumped) == (decay <= 0.9)  # and the first one with an image that is unlike others
     for x, (mu, sigma) in zip(images, expected, strict=True):
         mu, sigma = (torch.from_numpy(v).view(1, 3, 1, 1) for v in (mu, sigma))
         adain = sigma_s.view(1, 3, 1, 1) * (x - mu) / sigma + mu_s.view(1, 3, 1, 1)
@@ -438,7 +457,8 @@ def test_chance_is_what_a_simulation_of_the_weighed_mean_finds(batch, seen):
 
     def believed(found, chance):
         given.append(chance)
-        return torch.full((1, 1), w)
+        by_channels = found.shape == (2, 1)  # means and deviations; else how far the image is
+        return torch.full(found.shape, w if by_channels else 0.0)
 
     spread = torch.ones(1), torch.zeros(1)
     layer = BeIN(torch.zeros(1), torch.ones(1), 1.0, statistics_decay=decay, spread=spread)
@@ -461,6 +481,34 @@ def test_a_change_of_weather_is_followed_at_once():
     shifts = [2.0] * 30 + [-2.0]
     assert float(played(build(), shifts=shifts)[-1].mean()) < -1.5
     assert float(played(build(weighed=False), shifts=shifts)[-1].mean()) > 1.5
+
+
+def test_a_short_memory_goes_over_to_a_changed_weather_with_its_first_images():
+    layer = build()
+    played(layer, shifts=[2.0] * 30)
+    settled = float(layer.sigma_spread.mean() + layer.mu_spread.mean())
+    played(layer, shifts=[-2.0], seed=1)
+    assert float(layer.mu_x.mean()) < -1.5
+    # How far apart two weathers are is not how much images of one of them vary.
+    assert float(layer.sigma_spread.mean() + layer.mu_spread.mean()) < 2 * settled
+    # From then on it is a mean of the images since: of three, with a third of their variance.
+    played(layer, shifts=[-2.0] * 2, seed=2)
+    assert float((layer.mu_x + 2).square().mean()) < CONTENT / 2
+
+
+def test_one_odd_image_is_forgotten_with_the_next():
+    layer = build()
+    means = played(layer, shifts=[2.0] * 30 + [-2.0] + [2.0] * 3)
+    assert all(float(mean.mean()) > 1.5 for mean in means[-3:])
+
+
+@pytest.mark.parametrize("gain", [0.1, 0.5, 0.95])
+def test_an_average_is_of_so_many_images_as_have_its_variance(gain):
+    """By simulation: a mean of 12 images, and one more that counts for ``gain`` of it."""
+    rng = np.random.default_rng(0)
+    before = rng.standard_normal((12, 40_000)).mean(0)
+    average = (1 - gain) * before + gain * rng.standard_normal(40_000)
+    assert averaged(gain, 12) == pytest.approx(1 / average.var(), rel=0.05)
 
 
 def test_a_long_memory_begins_anew_after_a_change_that_no_single_image_shows():
@@ -590,9 +638,10 @@ def test_a_layers_state_dict_carries_what_weighing_needs():
     assert torch.equal(fresh(x), used(x))
 
 
-def test_images_that_overflow_do_not_enter_weighed_statistics():
+@pytest.mark.parametrize("decay", [0.9, 0.99])
+def test_images_that_overflow_do_not_enter_weighed_statistics(decay):
     spread = torch.full((3,), 0.1), torch.full((3,), 0.1)
-    layer = BeIN(torch.zeros(3), torch.ones(3), statistics_decay=0.99, spread=spread)
+    layer = BeIN(torch.zeros(3), torch.ones(3), statistics_decay=decay, spread=spread)
     huge = torch.full((1, 3, 2, 2), 1e25) * torch.tensor([1.0, -1.0])
     for x in (huge, features(1, 3, 4, 4, dtype=torch.float32), huge):
         layer(x)

@@ -213,6 +213,14 @@ def believed(found: Tensor, chance: Tensor) -> Tensor:
     return (1 - chance / found.detach().clamp(min=1e-12)).clamp(0, 1)
 
 
+def averaged(gain: float, count: float) -> float:
+    """Of how many images an average is, if it was of ``count`` and a new one has a share ``gain``.
+
+    An average of n images of variance 1 has a variance of 1 / n; this one has g² + (1 - g)² / n.
+    """
+    return 1 / (gain**2 + (1 - gain) ** 2 / count)
+
+
 def apart_by_chance(step: float) -> float:
     """Variance of the difference of two fading averages of the same images, of variance 1 each.
 
@@ -292,8 +300,9 @@ class BeIN(nn.Module):
             explain what is found (see `believed`): towards the image's own statistics in channels
             that vary more than these from image to image, and in all of them if the image is unlike
             those before it; and then towards the source's, if it is not far from them. γ counts as
-            far as it is: what was learned in the fog is for the fog. A memory of more than the last
-            few images begins anew when those few are of another style.
+            far as it is: what was learned in the fog is for the fog. The memory itself goes over to
+            an image as far as that is unlike those before it; one of more than the last few images
+            begins anew when those few are of another style.
         eps, slope_min, slope_max, channel_dim: As in `bein`.
     """
 
@@ -421,14 +430,11 @@ class BeIN(nn.Module):
         step = 1 - self.statistics_decay
         # A mean of all images before it is one that fades: single ones are measured against it.
         seen = 0.0 if self.seen is None else float(self.seen)
-        if source is not None:
-            step = max(step, 1 / (seen + 1))
-        moved = own if before is None else (1 - step) * before[:, None] + step * own
-        after = self._remembered(moved, home if before is None else before, usable)
         if source is None:
+            moved = own if before is None else (1 - step) * before[:, None] + step * own
             mu, sigma = moved.unbind()
-            return (mu, sigma), 1.0, after
-        average = moved.mean(1, keepdim=True)
+            return (mu, sigma), 1.0, self._remembered(moved, before, usable)
+        step = max(step, 1 / (seen + 1))
 
         def pooled(squares: Tensor) -> Tensor:
             """Squares per channel, (2, B, C), in source deviations, added up: (B, 1)."""
@@ -437,11 +443,22 @@ class BeIN(nn.Module):
         # How much images of the stream vary: at first as those of the source do. How far each is
         # unlike those before it, 0 to 1, (B, 1): the weather has changed.
         spread, unlike = source, self.mu_s.new_zeros(1, 1)
+        gain: float | Tensor = step
         so_far = _pair(self.mu_spread, self.sigma_spread)
         if before is not None and so_far is not None:
             apart = (own.detach() - before[:, None]) ** 2
-            spread = torch.where(usable, so_far + step * (apart.mean(1) - so_far), so_far)
             unlike = believed(pooled(apart), UNLIKE * pooled(so_far[:, None]))
+            if not self.remembers_long and bool(usable.all()):
+                # A short memory goes over to another style with the first image of it, and that
+                # does not tell how much images of one style vary.
+                apart = (1 - unlike) * apart
+                if float(unlike.mean()) > 0:
+                    gain = step + (1 - step) * unlike
+                    seen = averaged(float(gain.mean()), min(seen, (2 - step) / step)) - 1
+            spread = torch.where(usable, so_far + step * (apart.mean(1) - so_far), so_far)
+        moved = own if before is None else (1 - gain) * before[:, None] + gain * own
+        after = self._remembered(moved, before, usable)
+        average = moved.mean(1, keepdim=True)
         self.began_anew = False
         if self.remembers_long:
             recent = self._recent(own.detach(), before, unlike, usable, seen)
@@ -449,7 +466,8 @@ class BeIN(nn.Module):
             chance = pooled(spread[:, None]) * (apart_by_chance(step) / len(mean))
             if seen >= 2 / RECENT and bool(pooled(apart[:, None] ** 2) > MOVED * chance):
                 self.began_anew = True
-                average, step, seen = own.mean(1, keepdim=True), 1.0, 0.0
+                average, seen = own.mean(1, keepdim=True), 0.0
+                step = gain = 1.0
                 recent = torch.where(usable, average[:, 0].detach(), recent)
                 after = {"mu_x": recent[0], "sigma_x": recent[1]}
             after |= {"mu_recent": recent[0], "sigma_recent": recent[1]}
@@ -459,7 +477,7 @@ class BeIN(nn.Module):
         style = average + weight * (own - average)
         # Variance of the average, and its covariance with an image in it, for a variance of 1.
         rest = max(step / (2 - step), 1 / (seen + 1)) / len(mean)
-        both = 2 * weight * (1 - weight) * (step / len(mean))
+        both = 2 * weight * (1 - weight) * (gain / len(mean))
         chance = source[:, None] * (weight**2 + both + (1 - weight) ** 2 * rest)
         from_home = style - home[:, None]
         away = believed(pooled(from_home**2), pooled(chance))
@@ -494,9 +512,11 @@ class BeIN(nn.Module):
         now = before + (nearer * (own - before[:, None])).mean(1)
         return torch.where(usable, so_far.lerp(now, max(RECENT, 1 / (seen + 1))), so_far)
 
-    @staticmethod
-    def _remembered(moved: Tensor, before: Tensor, usable: Tensor) -> dict[str, Tensor]:
+    def _remembered(
+        self, moved: Tensor, before: Tensor | None, usable: Tensor
+    ) -> dict[str, Tensor]:
         """The averages to go on with: a batch moves them once, by the mean of its samples."""
+        before = self.home if before is None else before
         mu, sigma = torch.where(usable, moved.detach().mean(1), before).unbind()
         return {"mu_x": mu, "sigma_x": sigma}
 

@@ -115,8 +115,9 @@ class BesttaConfig(AdapterConfig):
     average, image and source make together: nearer to the image's own statistics where images of
     the stream differ more from each other than source images do and where the weather has just
     changed, and nearer to the source's the less they are away from it, so that images like the
-    source's are left as they are. A decay above 0.9 begins anew when the last few images are of
-    another style. The profile must know how much source images differ."""
+    source's are left as they are. The average goes over to another style with its first image; with
+    a decay above 0.9 it begins anew when the last few images are of one. The profile must know how
+    much source images differ."""
 
     predict: Literal["before", "after"] = "before"
     """Return the prediction of the forward that was trained on, or of one more after the update."""
