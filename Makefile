@@ -89,7 +89,7 @@ readme: setup
 	@for table in calibration guard; do test ! -e results/measured/$$table.json || \
 		$(BIN)/python benchmarks/$${table}_table.py; done
 
-# What the data looks like, for docs/data.md.
+# What the data looks like, for docs/data.md; and what the methods see, once the demo has run.
 PREVIEW = $(BIN)/bestta data preview streets --split val --colours 256
 sheets: setup
 	@$(PREVIEW) --count 16 --out docs/streets.png
@@ -97,6 +97,7 @@ sheets: setup
 	@$(PREVIEW) --size 512x256 --show corruptions --width 160 --out docs/corruptions.png
 	@$(BIN)/bestta data preview streets --split val --size 32x32 --show corruptions --family cifar \
 		--width 96 --colours 256 --out docs/corruptions-cifar.png
+	@test ! -e demo/records || $(BIN)/python benchmarks/pictures.py demo/records --out docs/results-pictures.png
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,8 +8,11 @@ import runpy
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from PIL import Image
 
+import scripts
 from bench import played, run_of
 from bestta.benchmark.config import read_method, read_study
 
@@ -139,3 +142,44 @@ def test_the_settings_in_the_tables_are_those_that_did_best(task, grid, tables, 
             assert every[chosen[variant.label]] == (variant.method, variant.settings)
             checked += 1
     assert checked >= least
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return scripts.load("pictures")
+
+
+def holds(sheet, part) -> bool:
+    """Whether a picture is somewhere in a larger one, pixel for pixel."""
+    windows = np.lib.stride_tricks.sliding_window_view(sheet, part.shape)[:, :, 0]
+    return bool((windows == part).all((2, 3, 4)).any())
+
+
+def test_the_picture_of_the_methods_has_what_each_of_them_answered(pictures, tmp_path):
+    for method in ("source", "bn_stats"):
+        played(run_of(read_method(method), size=(64, 32), images=1), tmp_path)
+    sheet = pictures.sheet(tmp_path, cell_width=64)
+    answers = sorted(tmp_path.glob("*.pictures/*-prediction.png"))
+    answers = [path for path in answers if not path.name.startswith("worst")]
+    assert len(answers) == 4  # two methods, in fog and at night
+    found = [np.asarray(Image.open(path).convert("RGB")) for path in answers]
+    assert all(holds(sheet, part) for part in found)
+    assert not holds(sheet, np.roll(found[0], 7, axis=1))  # it is not that anything would do
+
+
+def test_images_of_a_data_set_are_not_put_into_a_picture(pictures, tmp_path):
+    played(run_of(read_method("source"), size=(32, 32), images=1), tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    record = json.loads(path.read_text())
+    record["config"]["protocol"]["set"] = "cityscapes"
+    path.write_text(json.dumps(record))
+    with pytest.raises(SystemExit, match="of cityscapes, whose images are not ours"):
+        pictures.sheet(tmp_path)
+
+
+def test_records_that_were_kept_without_pictures_are_told(pictures, keep, tmp_path):
+    played(run_of(read_method("source"), size=(32, 32), images=1), tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(json.dumps(keep(json.loads(path.read_text()))))
+    with pytest.raises(SystemExit, match="without pictures"):
+        pictures.sheet(tmp_path)
