@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bestta.benchmark.runner import compact
+from bestta.files import write_whole
 from bestta.reports.correlation import NAMES
 
 TRACED = 250
@@ -32,8 +33,17 @@ def kept(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def main() -> None:
+def keep(path: Path, out: Path) -> None:
     """Read, shorten, write; what is there already under the same name is replaced."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record.get("kind") != "bestta record":
+        raise SystemExit(f"{path} is no record of `bestta bench`.")
+    text = compact(json.dumps(kept(record), indent=1, ensure_ascii=False))
+    write_whole(out / path.name, f"{text}\n".encode())
+
+
+def main() -> None:
+    """Keep what is named."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("records", nargs="+", type=Path, help="Records, or folders of them.")
     parser.add_argument("--out", required=True, type=Path)
@@ -47,11 +57,7 @@ def main() -> None:
         raise SystemExit(f"no records in {', '.join(map(str, args.records))}.")
     args.out.mkdir(parents=True, exist_ok=True)
     for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record.get("kind") != "bestta record":
-            raise SystemExit(f"{path} is no record of `bestta bench`.")
-        text = compact(json.dumps(kept(record), indent=1, ensure_ascii=False))
-        (args.out / path.name).write_text(f"{text}\n", encoding="utf-8")
+        keep(path, args.out)
     print(f"{len(paths)} records in {args.out}.")
 
 

@@ -1,0 +1,131 @@
+"""Run what docs/results.md still lacks, and write it there: the paper's tables, row by row.
+
+    make bench-tables CITYSCAPES=… CIFAR10=…
+    python benchmarks/tables.py --cityscapes … --only weather --jobs 2
+
+Goes through the sections of the page in their order and runs the commands that stand below each.
+What results/measured holds already is not run again; to have a row measured anew, take its record
+out of there. Each section is kept and the page written when its commands end, in whichever way, so
+Ctrl-C loses nothing: rows that are done are in the page, and the one under way goes on next time.
+All of it is days on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+HERE = Path(__file__).parent
+MEASURED = HERE.parent / "results" / "measured"
+PLACES = {"CITYSCAPES": "cityscapes", "CIFAR-10": "cifar10"}
+"""What the page calls the folders of data sets, and the options that name them here."""
+
+
+def script(name: str) -> ModuleType:
+    """Another script of this folder."""
+    found = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
+    return module
+
+
+def arguments(command: str, data: dict[str, str | None], jobs: int, out: Path) -> list[str] | None:
+    """What to run for a command of the page; None if its data set is not at hand."""
+    words = shlex.split(command)
+    assert words[:2] == ["bestta", "bench"]
+    if "--jobs" in words:
+        at = words.index("--jobs")
+        del words[at : at + 2]
+    for word, option in PLACES.items():
+        if word in words:
+            place = data.get(option)
+            if place is None:
+                return None
+            words[words.index(word)] = place
+    return [sys.executable, "-m", *words, "--jobs", str(jobs), "--out", str(out)]
+
+
+def fill(
+    folder: str,
+    commands: Sequence[str],
+    data: dict[str, str | None],
+    *,
+    jobs: int,
+    work: Path,
+    measured: Path = MEASURED,
+) -> bool:
+    """Run the commands of a section and keep what they record. Returns whether all went well."""
+    out = work / folder
+    out.mkdir(parents=True, exist_ok=True)
+    for known in (measured / folder).glob("*.json"):
+        if not (out / known.name).exists():
+            shutil.copy(known, out)
+    well = True
+    try:
+        for command in commands:
+            words = arguments(command, data, jobs, out)
+            if words is None:
+                print(f"{folder}: left out, its data set is not named. {command}", flush=True)
+                well = False
+                continue
+            print(f"{folder}: {command}", flush=True)
+            well &= run(words) == 0
+    finally:
+        keep(out, measured / folder)
+    return well
+
+
+def run(words: Sequence[str]) -> int:
+    """Its exit code. Ctrl-C reaches it as well: then there is a checkpoint to wait for."""
+    with subprocess.Popen(words) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+
+
+def keep(out: Path, measured: Path) -> None:
+    """Put what is new among the records into the repository."""
+    for path in sorted(out.glob("*.json")):
+        if not (measured / path.name).exists():
+            measured.mkdir(parents=True, exist_ok=True)
+            script("keep_records").keep(path, measured)
+            print(f"{path.name} is in {measured}.", flush=True)
+
+
+def main() -> None:
+    """Fill one section after another."""
+    page = script("results_page")
+    sections = {section.folder: section for section in page.SECTIONS}
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    for option in PLACES.values():
+        parser.add_argument(f"--{option}", help="Its folder; without, its tables are left out.")
+    parser.add_argument("--only", nargs="+", choices=sections, help="These sections.")
+    parser.add_argument("--jobs", type=int, default=2, help="So many runs at once.")
+    parser.add_argument("--work", type=Path, default=Path("runs/tables"))
+    args = parser.parse_args()
+    failed = []
+    try:
+        for folder in args.only or sections:
+            commands = sections[folder].commands
+            if not fill(folder, commands, vars(args), jobs=args.jobs, work=args.work):
+                failed.append(folder)
+    finally:
+        page.main()
+    if failed:
+        raise SystemExit(f"not all of these could be measured: {', '.join(failed)}.")
+
+
+if __name__ == "__main__":
+    main()
