@@ -190,6 +190,7 @@ SECTIONS = (
 
 TUNING = (
     ("Segmentation", ("tuning/weather", "tuning/corruptions")),
+    ("Segmentation, ten rounds of weather", ("tuning/weather-long",)),
     ("Classification", ("tuning/cifar10",)),
     ("Classification, 5,000 images of each corruption", ("tuning/cifar10-long",)),
 )
@@ -410,12 +411,13 @@ def tuning(measured: Path) -> list[str]:
     about = (
         "For every method the setting in bold is the one in the tables. The images are training "
         "images that the model was not trained on; weather of severity 2 and the four corruptions "
-        "that no table reports. How long to remember is chosen in longer blocks, nearer to the "
-        "table's in length."
+        "that no table reports. How long to remember is chosen in longer blocks, and how large a "
+        "step on every image may be over more rounds, nearer to the tables' in length."
     )
     commands = (
         "```\nbestta bench tuning-weather --data CITYSCAPES --study settings --precision bf16\n"
         "bestta bench tuning-corruptions --data CITYSCAPES --study settings --precision bf16\n"
+        "bestta bench tuning-weather --data CITYSCAPES --study settings-long --precision bf16\n"
         "bestta bench tuning-cifar10 --data CIFAR-10 --study settings-classification "
         "--precision bf16\n"
         "bestta bench tuning-cifar10 --data CIFAR-10 --study settings-memory --precision bf16\n```"
