@@ -160,6 +160,27 @@ def test_statistics_that_are_learned_get_their_gradient():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gradient_through_features_and_their_statistics_is_rounded_once(dtype):
+    # Expected: batch norm in training mode on the same numbers in float64.
+    class Own(AdaptiveNorm):
+        learns_through_statistics = True
+
+        def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return moments(x)
+
+    norm = settled(nn.BatchNorm2d(3))
+    x = (torch.randn(2, 3, 8, 8) * 3 + 20).to(dtype).requires_grad_()
+    to_out = torch.randn(x.shape).to(dtype)
+    (found,) = torch.autograd.grad(Own(norm)(x), x, to_out)
+    wide = x.detach().double().requires_grad_()
+    weight, bias = norm.weight.double(), norm.bias.double()
+    out = nn.functional.batch_norm(wide, None, None, weight, bias, True, 0.0, norm.eps)
+    (expected,) = torch.autograd.grad(out, wide, to_out.double())
+    half_a_step = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(found.double(), expected, rtol=1.1 * half_a_step, atol=1e-6)
+
+
 # --- special batch norms -----------------------------------------------------------------------
 
 

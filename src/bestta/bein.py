@@ -15,7 +15,7 @@ With both γ at zero, ρ=0 is the identity and ρ=1 is AdaIN to the source style
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,10 +33,13 @@ behind which the features are inverted; the lower bound keeps ``a`` in front of 
 
 GammaShape = Literal["channel", "scalar"]
 
-STREAM = ("mu_x", "sigma_x", "mu_spread", "sigma_spread", "seen", "mu_recent", "sigma_recent")
+SPREAD = ("mu_spread", "sigma_spread", "seen")
+RECENT_FEW = ("mu_recent", "sigma_recent")
+ODD_ONE = ("mu_odd", "sigma_odd")
+STREAM = ("mu_x", "sigma_x", *SPREAD, *RECENT_FEW, *ODD_ONE)
 """What a layer remembers of its stream: the statistics' averages, (C,), how much single images vary
-round them, (C,), how many there were, (), and, where the memory is long, the averages of the last
-few, (C,)."""
+round them, (C,), and how many there were, (); where the memory is long, the averages of the last
+few, (C,); where it is short, the last image if it was unlike those before it, (C,)."""
 
 UNLIKE = 2.0
 """An image is another style's if it is, squared, so many times as far from the stream's average as
@@ -213,14 +216,6 @@ def believed(found: Tensor, chance: Tensor) -> Tensor:
     return (1 - chance / found.detach().clamp(min=1e-12)).clamp(0, 1)
 
 
-def averaged(gain: float, count: float) -> float:
-    """Of how many images an average is, if it was of ``count`` and a new one has a share ``gain``.
-
-    An average of n images of variance 1 has a variance of 1 / n; this one has g² + (1 - g)² / n.
-    """
-    return 1 / (gain**2 + (1 - gain) ** 2 / count)
-
-
 def apart_by_chance(step: float) -> float:
     """Variance of the difference of two fading averages of the same images, of variance 1 each.
 
@@ -300,9 +295,9 @@ class BeIN(nn.Module):
             explain what is found (see `believed`): towards the image's own statistics in channels
             that vary more than these from image to image, and in all of them if the image is unlike
             those before it; and then towards the source's, if it is not far from them. γ counts as
-            far as it is: what was learned in the fog is for the fog. The memory itself goes over to
-            an image as far as that is unlike those before it; one of more than the last few images
-            begins anew when those few are of another style.
+            far as it is: what was learned in the fog is for the fog. The memory begins anew with
+            two images that are unlike those before them and like each other; a memory of more than
+            the last few images, when those few are of another style.
         eps, slope_min, slope_max, channel_dim: As in `bein`.
     """
 
@@ -315,6 +310,8 @@ class BeIN(nn.Module):
     seen: Tensor | None
     mu_recent: Tensor | None
     sigma_recent: Tensor | None
+    mu_odd: Tensor | None
+    sigma_odd: Tensor | None
     home: Tensor
     spread: Tensor | None
     unit: Tensor
@@ -414,7 +411,7 @@ class BeIN(nn.Module):
 
     def _style(
         self, mean: Tensor, variance: Tensor
-    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | float, dict[str, Tensor]]:
+    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | float, dict[str, Tensor | None]]:
         """What to normalise with, if not the images' own; how far from home; what to remember.
 
         The style is (B, C) each. How far the images are from the source's style, 0 to 1, (B, 1), is
@@ -428,37 +425,34 @@ class BeIN(nn.Module):
         home, source, unit = self.home, self.spread, self.unit
         before = _pair(self.mu_x, self.sigma_x)
         step = 1 - self.statistics_decay
-        # A mean of all images before it is one that fades: single ones are measured against it.
-        seen = 0.0 if self.seen is None else float(self.seen)
         if source is None:
             moved = own if before is None else (1 - step) * before[:, None] + step * own
             mu, sigma = moved.unbind()
-            return (mu, sigma), 1.0, self._remembered(moved, before, usable)
-        step = max(step, 1 / (seen + 1))
+            return (mu, sigma), 1.0, {**self._remembered(moved, before, usable)}
 
         def pooled(squares: Tensor) -> Tensor:
             """Squares per channel, (2, B, C), in source deviations, added up: (B, 1)."""
             return (squares.sum(0) * unit).sum(1, keepdim=True)
 
+        seen = 0.0 if self.seen is None else float(self.seen)
+        so_far = _pair(self.mu_spread, self.sigma_spread)
+        odd: Tensor | None = None
+        if not self.remembers_long and before is not None and so_far is not None:
+            last, odd = self._odd(own.detach().mean(1), before, so_far, pooled)
+            if last is not None:  # go on as if the stream had begun with it
+                before, so_far, seen = last, source, 1.0
+        # A mean of all images before it is one that fades: single ones are measured against it.
+        step = max(step, 1 / (seen + 1))
+        moved = own if before is None else (1 - step) * before[:, None] + step * own
+        after = self._remembered(moved, before, usable)
+        average = moved.mean(1, keepdim=True)
         # How much images of the stream vary: at first as those of the source do. How far each is
         # unlike those before it, 0 to 1, (B, 1): the weather has changed.
         spread, unlike = source, self.mu_s.new_zeros(1, 1)
-        gain: float | Tensor = step
-        so_far = _pair(self.mu_spread, self.sigma_spread)
         if before is not None and so_far is not None:
             apart = (own.detach() - before[:, None]) ** 2
-            unlike = believed(pooled(apart), UNLIKE * pooled(so_far[:, None]))
-            if not self.remembers_long and bool(usable.all()):
-                # A short memory goes over to another style with the first image of it, and that
-                # does not tell how much images of one style vary.
-                apart = (1 - unlike) * apart
-                if float(unlike.mean()) > 0:
-                    gain = step + (1 - step) * unlike
-                    seen = averaged(float(gain.mean()), min(seen, (2 - step) / step)) - 1
             spread = torch.where(usable, so_far + step * (apart.mean(1) - so_far), so_far)
-        moved = own if before is None else (1 - gain) * before[:, None] + gain * own
-        after = self._remembered(moved, before, usable)
-        average = moved.mean(1, keepdim=True)
+            unlike = believed(pooled(apart), UNLIKE * pooled(so_far[:, None]))
         self.began_anew = False
         if self.remembers_long:
             recent = self._recent(own.detach(), before, unlike, usable, seen)
@@ -466,8 +460,7 @@ class BeIN(nn.Module):
             chance = pooled(spread[:, None]) * (apart_by_chance(step) / len(mean))
             if seen >= 2 / RECENT and bool(pooled(apart[:, None] ** 2) > MOVED * chance):
                 self.began_anew = True
-                average, seen = own.mean(1, keepdim=True), 0.0
-                step = gain = 1.0
+                average, step, seen = own.mean(1, keepdim=True), 1.0, 0.0
                 recent = torch.where(usable, average[:, 0].detach(), recent)
                 after = {"mu_x": recent[0], "sigma_x": recent[1]}
             after |= {"mu_recent": recent[0], "sigma_recent": recent[1]}
@@ -477,13 +470,15 @@ class BeIN(nn.Module):
         style = average + weight * (own - average)
         # Variance of the average, and its covariance with an image in it, for a variance of 1.
         rest = max(step / (2 - step), 1 / (seen + 1)) / len(mean)
-        both = 2 * weight * (1 - weight) * (gain / len(mean))
+        both = 2 * weight * (1 - weight) * (step / len(mean))
         chance = source[:, None] * (weight**2 + both + (1 - weight) ** 2 * rest)
         from_home = style - home[:, None]
         away = believed(pooled(from_home**2), pooled(chance))
         mu, sigma = (home[:, None] + away * from_home).unbind()
-        after |= {"mu_spread": spread[0], "sigma_spread": spread[1]}
-        return (mu, sigma), away, after | {"seen": self.mu_s.new_tensor(seen + 1)}
+        seen_now = self.mu_s.new_tensor(seen + 1)
+        after |= dict(zip(SPREAD, (*spread, seen_now), strict=True))
+        last_odd = (None, None) if odd is None else odd
+        return (mu, sigma), away, {**after, **dict(zip(ODD_ONE, last_odd, strict=True))}
 
     @property
     def remembers_long(self) -> bool:
@@ -512,6 +507,22 @@ class BeIN(nn.Module):
         now = before + (nearer * (own - before[:, None])).mean(1)
         return torch.where(usable, so_far.lerp(now, max(RECENT, 1 / (seen + 1))), so_far)
 
+    def _odd(
+        self, own: Tensor, before: Tensor, usual: Tensor, pooled: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The image before and this one, (2, C), if the stream begins with them or it may.
+
+        Of one that is unlike those before it the next must tell: if that is unlike them as well and
+        nearer to it than to them, the stream has gone over to another style. Else it was odd.
+        """
+        apart = pooled((own - before)[:, None] ** 2)
+        if not bool(apart > UNLIKE * pooled(usual[:, None])) or not bool(apart.isfinite()):
+            return None, None
+        last = _pair(self.mu_odd, self.sigma_odd)
+        if last is not None and bool(pooled((own - last)[:, None] ** 2) < apart):
+            return last, None
+        return None, own
+
     def _remembered(
         self, moved: Tensor, before: Tensor | None, usable: Tensor
     ) -> dict[str, Tensor]:
@@ -527,12 +538,11 @@ class BeIN(nn.Module):
     def remember(self, stream: Mapping[str, Tensor | None]) -> None:
         """Go on from what `remembered` returned."""
         self._buffers.update({name: stream[name] for name in STREAM})
-        self._forget_the_last_few()
+        self._forget_what_is_not_kept_up()
 
-    def _forget_the_last_few(self) -> None:
-        """A short memory does not keep them up, and a long one may follow it."""
-        if not self.remembers_long:
-            self._buffers.update(mu_recent=None, sigma_recent=None)
+    def _forget_what_is_not_kept_up(self) -> None:
+        """A short memory has no averages of the last few and a long one no odd image."""
+        self._buffers.update(dict.fromkeys(ODD_ONE if self.remembers_long else RECENT_FEW))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Make room for the stream's statistics, which a fresh layer does not have yet."""
@@ -540,7 +550,7 @@ class BeIN(nn.Module):
             saved = state_dict.get(prefix + name)
             setattr(self, name, None if saved is None else torch.empty_like(saved))
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        self._forget_the_last_few()
+        self._forget_what_is_not_kept_up()
         self._derive()
 
     @property

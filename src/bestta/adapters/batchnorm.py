@@ -43,9 +43,15 @@ class AdaptiveNorm(nn.Module, ABC):
         self.register_buffer("running_var", norm.running_var)
         self.eval()
 
+    learns_through_statistics = False
+    """Whether gradients flow through them; features in half precision are then widened first."""
+
     @abstractmethod
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Mean and variance (C,) to normalise ``x`` (B, C, ...) by; None for its own."""
+        """Mean and variance (C,), in fp32 at least, to normalise ``x`` (B, C, ...) by.
+
+        None for its own. ``x`` may be in half precision.
+        """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (B, C, ...) and apply weight and bias."""
@@ -55,13 +61,14 @@ class AdaptiveNorm(nn.Module, ABC):
         """The same with another weight and bias, (C,)."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         weight, bias = (None if p is None else p.to(dtype) for p in (weight, bias))
-        chosen = self.statistics(x)
+        wide = x.to(dtype) if self.learns_through_statistics else x
+        chosen = self.statistics(wide)
         if chosen is None:
             out = F.batch_norm(x.to(dtype), None, None, weight, bias, True, 0.0, self.eps)
             return out.to(x.dtype)
         mean, variance = (value.to(dtype) for value in chosen)
         if mean.requires_grad or variance.requires_grad:
-            return _affine(x.to(dtype), mean, variance, weight, bias, self.eps).to(x.dtype)
+            return _affine(wide.to(dtype), mean, variance, weight, bias, self.eps).to(x.dtype)
         # Features in half precision go in as they are: they are widened on the way, value by value.
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, self.eps)
 

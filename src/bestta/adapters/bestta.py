@@ -36,7 +36,17 @@ from bestta.adapters.settings import (
     one_of,
     within,
 )
-from bestta.bein import STREAM, BeIN, GammaShape, Transfer, apply_affine, channel_axis
+from bestta.bein import (
+    ODD_ONE,
+    RECENT_FEW,
+    SPREAD,
+    STREAM,
+    BeIN,
+    GammaShape,
+    Transfer,
+    apply_affine,
+    channel_axis,
+)
 from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
 from bestta.lean import LeanModel, lean_entropy_loss
 from bestta.losses import (
@@ -115,9 +125,9 @@ class BesttaConfig(AdapterConfig):
     average, image and source make together: nearer to the image's own statistics where images of
     the stream differ more from each other than source images do and where the weather has just
     changed, and nearer to the source's the less they are away from it, so that images like the
-    source's are left as they are. The average goes over to another style with its first image; with
-    a decay above 0.9 it begins anew when the last few images are of one. The profile must know how
-    much source images differ."""
+    source's are left as they are. The average begins anew with two images that are unlike those
+    before them and like each other; with a decay above 0.9, when the last few are of another style.
+    The profile must know how much source images differ."""
 
     predict: Literal["before", "after"] = "before"
     """Return the prediction of the forward that was trained on, or of one more after the update."""
@@ -655,9 +665,11 @@ class Bestta(Adapter):
         check_schedule(state)
         for name in self.bein:
             kept = {key: v for key in STREAM if (v := state.get(f"{name}/{key}")) is not None}
-            recent = {"mu_recent", "sigma_recent"}
-            whole = set(kept) in (set(), {"mu_x", "sigma_x"}, set(STREAM) - recent, set(STREAM))
-            if not whole or any(kept[k].min() < 0 for k in kept if k not in ("mu_x", "mu_recent")):
+            weighed = {"mu_x", "sigma_x", *SPREAD}
+            whole = [set(), {"mu_x", "sigma_x"}, weighed]
+            whole += [{*weighed, *RECENT_FEW}, {*weighed, *ODD_ONE}]
+            positive = [v for key, v in kept.items() if key not in ("mu_x", "mu_recent", "mu_odd")]
+            if set(kept) not in whole or any(value.min() < 0 for value in positive):
                 raise ValueError(f"this state is damaged: the stream's statistics at {name!r}.")
 
 

@@ -82,6 +82,8 @@ class RottaConfig(AdapterConfig):
 class RobustNorm(AdaptiveNorm):
     """Normalises by running statistics of its own, which move only while it is ``learning``."""
 
+    learns_through_statistics = True
+
     def __init__(self, norm: _BatchNorm, momentum: float) -> None:
         super().__init__(norm)
         self.momentum, self.learning = momentum, False
