@@ -24,15 +24,19 @@ OURS_TO_SHOW = "streets"
 
 def sheet(records: Path, cell_width: int = 256) -> Pixels:
     """The image, the truth and every method's answer, in the last round, with its mean score."""
-    (group,) = groups(read_records([records]))
-    shown = group.entries
+    try:
+        found = groups(read_records([records]))
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    if len(found) > 1:
+        raise SystemExit(
+            f"{records} holds records of {len(found)} streams: name a folder with one of them."
+        )
+    shown = found[0].entries
     data = shown[0].record["config"]["protocol"]["set"]
     if data != OURS_TO_SHOW:
         raise SystemExit(f"these records are of {data}, whose images are not ours to show.")
-    found = shown[0].record["pictures"].get("conditions", [])
-    if not found:
-        raise SystemExit(f"{records}: these records were kept without pictures.")
-    conditions = [str(entry["name"]) for entry in found]
+    conditions = list(pictures_of(shown[0]))
     rows = {kind: [picture(shown[0], c, kind) for c in conditions] for kind in ("image", "truth")}
     for entry in shown:
         name = f"{entry.label} {entry.score:.1f}".replace("α", "alpha")  # Pillow's font has none
@@ -45,11 +49,20 @@ def sheet(records: Path, cell_width: int = 256) -> Pixels:
     )
 
 
+def pictures_of(entry: Entry) -> dict[str, dict[str, str]]:
+    """The files of each condition's pictures, by kind."""
+    found = entry.record["pictures"].get("conditions")
+    if not found:
+        raise SystemExit(f"the record of {entry.label} was kept without pictures.")
+    return {str(one["name"]): one for one in found}
+
+
 def picture(entry: Entry, condition: str, kind: str) -> Pixels:
     """One of the pictures that a record names."""
-    loaded = entry.records[0]
-    named = {str(one["name"]): one for one in loaded.record["pictures"]["conditions"]}
-    path = loaded.pictures / named[condition][kind]
+    files = pictures_of(entry).get(condition)
+    if files is None:
+        raise SystemExit(f"the record of {entry.label} has no picture of {condition}.")
+    path = entry.records[0].pictures / files[kind]
     if not path.exists():
         raise SystemExit(f"{path} is not there.")
     with Image.open(path) as found:

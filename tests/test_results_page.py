@@ -184,3 +184,12 @@ def test_records_that_were_kept_without_pictures_are_told(pictures, keep, tmp_pa
     path.write_text(json.dumps(keep(json.loads(path.read_text()))))
     with pytest.raises(SystemExit, match="without pictures"):
         pictures.sheet(tmp_path)
+
+
+def test_a_folder_that_makes_no_picture_is_told(pictures, tmp_path):
+    with pytest.raises(SystemExit, match="no records found"):
+        pictures.sheet(tmp_path)
+    for size in ((32, 32), (64, 32)):
+        played(run_of(read_method("source"), size=size, images=1), tmp_path)
+    with pytest.raises(SystemExit, match="of 2 streams"):
+        pictures.sheet(tmp_path)
