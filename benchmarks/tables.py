@@ -13,14 +13,14 @@ All of it is days on two cores.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 HERE = Path(__file__).parent
 MEASURED = HERE.parent / "results" / "measured"
@@ -28,15 +28,9 @@ PLACES = {"CITYSCAPES": "cityscapes", "CIFAR-10": "cifar10"}
 """What the page calls the folders of data sets, and the options that name them here."""
 
 
-def script(name: str) -> ModuleType:
-    """Another script of this folder."""
-    found = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # dataclasses look their module up
-    found.loader.exec_module(module)
-    return module
+def script(name: str) -> dict[str, Any]:
+    """What another script of this folder defines."""
+    return runpy.run_path(str(HERE / f"{name}.py"))
 
 
 def arguments(command: str, data: dict[str, str | None], jobs: int, out: Path) -> list[str] | None:
@@ -100,14 +94,14 @@ def keep(out: Path, measured: Path) -> None:
     for path in sorted(out.glob("*.json")):
         if not (measured / path.name).exists():
             measured.mkdir(parents=True, exist_ok=True)
-            script("keep_records").keep(path, measured)
+            script("keep_records")["keep"](path, measured)
             print(f"{path.name} is in {measured}.", flush=True)
 
 
 def main() -> None:
     """Fill one section after another."""
     page = script("results_page")
-    sections = {section.folder: section for section in page.SECTIONS}
+    sections = {section.folder: section for section in page["SECTIONS"]}
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     for option in PLACES.values():
         parser.add_argument(f"--{option}", help="Its folder; without, its tables are left out.")
@@ -121,8 +115,10 @@ def main() -> None:
             commands = sections[folder].commands
             if not fill(folder, commands, vars(args), jobs=args.jobs, work=args.work):
                 failed.append(folder)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command goes on.") from None
     finally:
-        page.main()
+        page["main"]()
     if failed:
         raise SystemExit(f"not all of these could be measured: {', '.join(failed)}.")
 
