@@ -457,7 +457,7 @@ def test_chance_is_what_a_simulation_of_the_weighed_mean_finds(batch, seen):
 
     def believed(found, chance):
         given.append(chance)
-        return torch.full((1, 1), w)
+        return np.full((1, 1), w, np.float32)
 
     spread = torch.ones(1), torch.zeros(1)
     layer = BeIN(torch.zeros(1), torch.ones(1), 1.0, statistics_decay=decay, spread=spread)
@@ -668,7 +668,7 @@ def test_the_weighed_gradient_passes_the_numerical_check():
     layer = BeIN(mu_s, sigma_s, 0.5, statistics_decay=0.5, spread=(sigma_s * 0.1, sigma_s * 0.1))
     layer(features(1, 2, 3, 3, seed=5))
     layer(features(1, 2, 3, 3, seed=6) * 2)
-    remembered, held = layer.remembered(), torch.full((1, 2), 0.3).double()
+    remembered, held = layer.remembered(), np.full((1, 2), 0.3)
 
     def run(x):
         layer.remember(remembered)
@@ -754,3 +754,33 @@ def test_without_decay_the_layer_remembers_nothing():
 def test_bad_input_is_told_what_was_seen_and_what_would_work(call, words):
     with pytest.raises(ValueError, match=f"(?s){words}"):
         call()
+
+
+@pytest.mark.parametrize("weighed", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
+def test_numpy_weighs_as_pytorch_does(decay, batch, weighed):
+    """The same lines run with arrays on a CPU and with tensors elsewhere; here with both."""
+    mu_s, sigma_s, _, _ = style(6)
+    spread = (sigma_s * 0.2, sigma_s * 0.1) if weighed else None
+    layers = [
+        BeIN(mu_s.float(), sigma_s.float(), 0.8, statistics_decay=decay, spread=spread)
+        for _ in range(2)
+    ]
+    anew = [0, 0]
+    for number in range(90):
+        x = features(batch, 6, 4, 4, seed=number).float() * (1 + number // 30) + number // 30
+        if number == 70:
+            x[0, 2] = float("nan")
+        seen = []
+        for which, layer in enumerate(layers):
+            with pytest.MonkeyPatch.context() as patch:
+                if which:
+                    patch.setattr(sys.modules["bestta.bein"], "_array", lambda t: t.detach())
+                y, _ = layer.transfer(x)
+            anew[which] += layer.began_anew
+            seen.append([y, *(v for v in layer.remembered().values() if v is not None)])
+        for one, other in zip(*seen, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert anew[0] == anew[1]
+    assert anew[0] > 0 or not layers[0].remembers_long

@@ -15,10 +15,11 @@ With both γ at zero, ρ=0 is the identity and ρ=1 is AdaIN to the source style
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,8 @@ SLOPE_MIN, SLOPE_MAX = 1e-3, 1e3
 behind which the features are inverted; the lower bound keeps ``a`` in front of it."""
 
 GammaShape = Literal["channel", "scalar"]
+Array = Any
+"""Numbers of NumPy's or of PyTorch's, which take the same operators and methods."""
 
 SPREAD = ("mu_spread", "sigma_spread", "seen")
 RECENT_FEW = ("mu_recent", "sigma_recent")
@@ -200,12 +203,18 @@ def style_of(x: Tensor, mu_s: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     return instance_moments(x, axis)
 
 
-def _pair(mu: Tensor | None, sigma: Tensor | None) -> Tensor | None:
-    """Both as one, (2, C), if there are any."""
-    return None if mu is None or sigma is None else torch.stack([mu, sigma])
+def _array(values: Tensor) -> Array:
+    """The same numbers, for NumPy where they are on a CPU."""
+    values = values.detach()
+    return values.numpy() if values.device.type == "cpu" else values
 
 
-def believed(found: Tensor, chance: Tensor) -> Tensor:
+def _tensor(values: Array) -> Tensor:
+    """The same numbers, for PyTorch."""
+    return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+
+
+def believed(found: Array, chance: Array) -> Array:
     """How much of a squared distance to believe, 0 to 1, if chance alone makes one of ``chance``.
 
     Images differ by what they show, and a style is what is left of that. How much statistics vary
@@ -213,7 +222,7 @@ def believed(found: Tensor, chance: Tensor) -> Tensor:
     of the best linear estimate if the two vary independently; James and Stein's, where it is pooled
     over the channels of one image.
     """
-    return (1 - chance / found.detach().clamp(min=1e-12)).clamp(0, 1)
+    return (1 - chance / found.clip(1e-12, None)).clip(0, 1)
 
 
 def apart_by_chance(step: float) -> float:
@@ -345,6 +354,8 @@ class BeIN(nn.Module):
         self.channel_dim = channel_dim
         self.began_anew = False
         """Whether a long memory has done so with the last images."""
+        self._pairs: dict[str, tuple[Tensor, Tensor, Array]] = {}
+        self._arrays: tuple[Tensor, Array, Array, Array | None] | None = None
         self.register_buffer("mu_s", mu_s.detach().clone())
         self.register_buffer("sigma_s", sigma_s.detach().clone())
         # Not saved with the layer: like ρ, it is how it was built.
@@ -421,64 +432,118 @@ class BeIN(nn.Module):
             return None, 1.0, {}
         # Means and deviations are treated alike, so they go together: (2, B, C).
         own = torch.stack([mean, (variance + self.eps).sqrt()])
-        usable = own.isfinite().flatten(0, 1).all(0)
-        home, source, unit = self.home, self.spread, self.unit
-        before = _pair(self.mu_x, self.sigma_x)
-        step = 1 - self.statistics_decay
-        if source is None:
-            moved = own if before is None else (1 - step) * before[:, None] + step * own
-            mu, sigma = moved.unbind()
-            return (mu, sigma), 1.0, {**self._remembered(moved, before, usable)}
+        with np.errstate(all="ignore"):  # what is not finite is seen to
+            follow, follow_all, keep, away, after = self._weigh(_array(own))
+        style = torch.addcmul(keep, follow, own)
+        if follow_all is not None:
+            style = style + follow_all * own.mean(1, keepdim=True)
+        mu, sigma = style.unbind()
+        return (mu, sigma), away, after
 
-        def pooled(squares: Tensor) -> Tensor:
+    def _weigh(
+        self, own: Array
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | float, dict[str, Tensor | None]]:
+        """How far to go by the statistics of these images, (2, B, C).
+
+        It is a matter of a few hundred numbers: on a CPU they are NumPy's, whose small operations
+        take less time than PyTorch's, and which are spared where one image is a batch.
+
+        Returns:
+            The weights of each image's own statistics in a style, (2, B, C), and of their mean, if
+            the latter is not the former; what is added to that; how far from home it is, (B, 1);
+            what to remember.
+        """
+        xp = np if isinstance(own, np.ndarray) else torch
+        batch = own.shape[1]
+        home, unit, source = self._source()
+        usable = None if bool(xp.isfinite(own).all()) else xp.isfinite(own).all(1).all(0)
+
+        def so_long_as_usable(now: Array, else_: Array) -> Array:
+            return now if usable is None else xp.where(usable, now, else_)
+
+        def over_batch(x: Array) -> Array:
+            """The mean of (2, B, C) over a batch, (2, C)."""
+            return x[:, 0] if batch == 1 else x.mean(1)
+
+        def pooled(squares: Array) -> Array:
             """Squares per channel, (2, B, C), in source deviations, added up: (B, 1)."""
-            return (squares.sum(0) * unit).sum(1, keepdim=True)
+            return ((squares[0] + squares[1]) @ unit)[:, None]
 
-        seen = 0.0 if self.seen is None else float(self.seen)
-        so_far = _pair(self.mu_spread, self.sigma_spread)
-        odd: Tensor | None = None
-        if not self.remembers_long and before is not None and so_far is not None:
-            last, odd = self._odd(own.detach().mean(1), before, so_far, pooled)
-            if last is not None:  # go on as if the stream had begun with it
-                before, so_far, seen = last, source, 1.0
-        # A mean of all images before it is one that fades: single ones are measured against it.
-        step = max(step, 1 / (seen + 1))
-        moved = own if before is None else (1 - step) * before[:, None] + step * own
-        after = self._remembered(moved, before, usable)
-        average = moved.mean(1, keepdim=True)
+        now, before = over_batch(own), self._pair("mu_x", "sigma_x")
+        step, seen = 1 - self.statistics_decay, 0.0 if self.seen is None else float(self.seen)
+        so_far = self._pair("mu_spread", "sigma_spread")
+        odd: Array | None = None
+        if source is not None:
+            if not (self.remembers_long or before is None or so_far is None):
+                last, odd = self._odd(now, before, so_far, pooled)
+                if last is not None:  # go on as if the stream had begun with it
+                    before, so_far, seen = last, source, 1.0
+            # A mean of all images before it is one that fades: single ones are held against it.
+            step = max(step, 1 / (seen + 1))
+        if before is None:
+            step, keep, average = 1.0, xp.zeros_like(home), now
+        else:
+            keep = (1 - step) * before
+            average = keep + step * now
+        after = so_long_as_usable(average, home if before is None else before)
+        if source is None:
+            share = _tensor(xp.zeros_like(home)[:, None] + step)
+            return share, None, _tensor(keep[:, None]), 1.0, self._named(("mu_x", "sigma_x"), after)
         # How much images of the stream vary: at first as those of the source do. How far each is
         # unlike those before it, 0 to 1, (B, 1): the weather has changed.
-        spread, unlike = source, self.mu_s.new_zeros(1, 1)
+        spread, unlike = source, xp.zeros_like(home[:1, :1])
         if before is not None and so_far is not None:
-            apart = (own.detach() - before[:, None]) ** 2
-            spread = torch.where(usable, so_far + step * (apart.mean(1) - so_far), so_far)
+            apart = (own - before[:, None]) ** 2
+            varied = so_far + step * (over_batch(apart) - so_far)
+            spread = so_long_as_usable(varied, so_far)
             unlike = believed(pooled(apart), UNLIKE * pooled(so_far[:, None]))
         self.began_anew = False
+        named = {}
         if self.remembers_long:
-            recent = self._recent(own.detach(), before, unlike, usable, seen)
-            apart = recent - torch.stack([after["mu_x"], after["sigma_x"]])
-            chance = pooled(spread[:, None]) * (apart_by_chance(step) / len(mean))
-            if seen >= 2 / RECENT and bool(pooled(apart[:, None] ** 2) > MOVED * chance):
+            recent, last_few = now, home
+            if before is not None:
+                # An image that is unlike those before it is brought as near as those usually are:
+                # several must be of another style. `believed` is 1 - usual / found, squared.
+                nearer = (1 - unlike) ** 0.5
+                nearer = nearer if usable is None else xp.nan_to_num(nearer, nan=0.0)
+                near = before + over_batch(nearer * (own - before[:, None]))
+                known = self._pair("mu_recent", "sigma_recent")
+                last_few = before if known is None else known  # the memory was shorter up to now
+                recent = last_few + max(RECENT, 1 / (seen + 1)) * (near - last_few)
+            recent = so_long_as_usable(recent, last_few)
+            chance = pooled(spread[:, None]) * (apart_by_chance(step) / batch)
+            moved = pooled((recent - after)[:, None] ** 2) > MOVED * chance
+            if seen >= 2 / RECENT and bool(moved):
                 self.began_anew = True
-                average, step, seen = own.mean(1, keepdim=True), 1.0, 0.0
-                recent = torch.where(usable, average[:, 0].detach(), recent)
-                after = {"mu_x": recent[0], "sigma_x": recent[1]}
-            after |= {"mu_recent": recent[0], "sigma_recent": recent[1]}
-        contrast = (after["sigma_x"] / self.sigma_s).clamp(max=1.0)
+                keep, average, step, seen = xp.zeros_like(home), now, 1.0, 0.0
+                after = recent = so_long_as_usable(now, recent)
+            named = self._named(RECENT_FEW, recent)
+        contrast = (after[1] / home[1]).clip(None, 1.0)
         # In fog all of an image is nearly alike: what is shown makes less of a difference.
-        weight = torch.maximum(believed(spread, contrast**2 * source)[:, None], unlike)
-        style = average + weight * (own - average)
+        weight = xp.maximum(believed(spread, contrast**2 * source)[:, None], unlike)
+        less = 1 - weight
         # Variance of the average, and its covariance with an image in it, for a variance of 1.
-        rest = max(step / (2 - step), 1 / (seen + 1)) / len(mean)
-        both = 2 * weight * (1 - weight) * (step / len(mean))
-        chance = source[:, None] * (weight**2 + both + (1 - weight) ** 2 * rest)
-        from_home = style - home[:, None]
+        rest = max(step / (2 - step), 1 / (seen + 1)) / batch
+        both = (2 * step / batch) * weight * less
+        chance = source[:, None] * (weight**2 + both + less**2 * rest)
+        from_home = (average - home)[:, None] + weight * (own - average[:, None])
         away = believed(pooled(from_home**2), pooled(chance))
-        mu, sigma = (home[:, None] + away * from_home).unbind()
-        seen_now = self.mu_s.new_tensor(seen + 1)
-        after |= dict(zip(SPREAD, (*spread, seen_now), strict=True))
-        last_odd = (None, None) if odd is None else odd
-        return (mu, sigma), away, {**after, **dict(zip(ODD_ONE, last_odd, strict=True))}
+        named |= self._named(("mu_x", "sigma_x"), after) | self._named(SPREAD[:2], spread)
+        named |= {"seen": self.mu_s.new_tensor(seen + 1), **dict.fromkeys(ODD_ONE)}
+        named |= {} if odd is None else self._named(ODD_ONE, odd)
+        # style = home + away * from_home, taken apart by what depends on the images.
+        follow, follow_all = away * weight, away * less
+        keep = follow_all * keep[:, None] + (1 - away) * home[:, None]
+        if batch == 1:
+            return _tensor(follow + step * follow_all), None, _tensor(keep), _tensor(away), named
+        return _tensor(follow), _tensor(step * follow_all), _tensor(keep), _tensor(away), named
+
+    def _source(self) -> tuple[Array, Array, Array | None]:
+        """The source's style, (2, C), its unit, (C,), and how much its images vary, (2, C)."""
+        if self._arrays is None or self._arrays[0] is not self.home:
+            spread = None if self.spread is None else _array(self.spread)
+            self._arrays = self.home, _array(self.home), _array(self.unit), spread
+        return self._arrays[1:]
 
     @property
     def remembers_long(self) -> bool:
@@ -490,46 +555,37 @@ class BeIN(nn.Module):
         """Whether a long memory is of twenty images at most: at first, and when it begins anew."""
         return self.remembers_long and (self.seen is None or float(self.seen) <= 2 / RECENT)
 
-    def _recent(
-        self, own: Tensor, before: Tensor | None, unlike: Tensor, usable: Tensor, seen: float
-    ) -> Tensor:
-        """The averages of the last few images, (2, C), with these.
-
-        An image that is unlike those before it is brought as near as those are usually at most:
-        several must be of another style, and one that is odd is not enough.
-        """
-        if before is None:
-            return torch.where(usable, own.mean(1), self.home)
-        so_far = _pair(self.mu_recent, self.sigma_recent)
-        so_far = before if so_far is None else so_far  # the memory was shorter up to now
-        # `believed` is 1 - usual / found of squared distances.
-        nearer = torch.nan_to_num((1 - unlike).sqrt(), nan=0.0)
-        now = before + (nearer * (own - before[:, None])).mean(1)
-        return torch.where(usable, so_far.lerp(now, max(RECENT, 1 / (seen + 1))), so_far)
-
     def _odd(
-        self, own: Tensor, before: Tensor, usual: Tensor, pooled: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor | None, Tensor | None]:
+        self, own: Array, before: Array, usual: Array, pooled: Callable[[Array], Array]
+    ) -> tuple[Array | None, Array | None]:
         """The image before and this one, (2, C), if the stream begins with them or it may.
 
         Of one that is unlike those before it the next must tell: if that is unlike them as well and
         nearer to it than to them, the stream has gone over to another style. Else it was odd.
         """
-        apart = pooled((own - before)[:, None] ** 2)
-        if not bool(apart > UNLIKE * pooled(usual[:, None])) or not bool(apart.isfinite()):
+        apart = pooled((own - before)[:, None] ** 2).item()
+        if not UNLIKE * pooled(usual[:, None]).item() < apart < float("inf"):
             return None, None
-        last = _pair(self.mu_odd, self.sigma_odd)
-        if last is not None and bool(pooled((own - last)[:, None] ** 2) < apart):
+        last = self._pair("mu_odd", "sigma_odd")
+        if last is not None and pooled((own - last)[:, None] ** 2).item() < apart:
             return last, None
         return None, own
 
-    def _remembered(
-        self, moved: Tensor, before: Tensor | None, usable: Tensor
-    ) -> dict[str, Tensor]:
-        """The averages to go on with: a batch moves them once, by the mean of its samples."""
-        before = self.home if before is None else before
-        mu, sigma = torch.where(usable, moved.detach().mean(1), before).unbind()
-        return {"mu_x": mu, "sigma_x": sigma}
+    def _pair(self, mu: str, sigma: str) -> Array | None:
+        """Two vectors of what is remembered in one, (2, C), if there are any."""
+        one, other = self._buffers[mu], self._buffers[sigma]
+        if one is None or other is None:
+            return None
+        known = self._pairs.get(mu)
+        if known is None or known[0] is not one or known[1] is not other:
+            return _array(torch.stack([one, other]))
+        return known[2]
+
+    def _named(self, names: Sequence[str], pair: Array) -> dict[str, Tensor | None]:
+        """The other way round; the pair is kept at hand for the next image."""
+        mu, sigma = _tensor(pair).unbind()
+        self._pairs[names[0]] = mu, sigma, pair
+        return dict(zip(names, (mu, sigma), strict=True))
 
     def remembered(self) -> dict[str, Tensor | None]:
         """What is remembered of the stream, by the names in `STREAM`; never changed in place."""
