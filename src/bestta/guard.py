@@ -309,7 +309,9 @@ class Guard:
         """Points that adapting must seem to be worth."""
         if self._margin is not None:
             return self._margin
-        return 0.0 if self._trusting and not self._segments else self.weighing.margin
+        # What it is worth is told from some dozens of images of one class each, to a point or so.
+        sign = -1 if self._trusting and not self._segments else 1
+        return sign * self.weighing.margin
 
     @property
     def trusted(self) -> bool:
@@ -361,7 +363,8 @@ class Guard:
         compared = ("adapted", self._reference(adapter))
         now, unlearned = (by_class(answers[name]).argmax(1) for name in compared)
         turned = (now != unlearned).float().mean()
-        self.disagreement += (float(turned) - self.disagreement) / min(self.looks, 4)
+        few = self._several if self.trusted else 4
+        self.disagreement += (float(turned) - self.disagreement) / min(self.looks, few)
         before = self.mode
         rolled_back = self.mode == "learning" and self._undo_harm(adapter)
         returned = self._choose(adapter)
@@ -382,9 +385,13 @@ class Guard:
     def _undo_harm(self, adapter: Guarded) -> bool:
         """Roll back what is learned if it does harm; if not, keep it as the last good state."""
         reference = self._reference(adapter)
+        # Of one class each, a few images tell nothing, and some dozens may differ by chance.
+        late = "" if self.trusted else " lately"
+        unlearned = self.windows[f"{reference}{late}"]
+        if self.trusted and unlearned.count < self._several:
+            return False
         # Learning lowers the entropy by itself, which proves nothing.
-        lately = self.windows[f"{reference} lately"]
-        harmless = self.points("adapted lately", lately, credulous=False) >= -self.harm
+        harmless = self.points(f"adapted{late}", unlearned, credulous=False) >= -self.harm
         # Other methods are held against the plain model, whose answers they are there to change.
         contrary = adapter.has_still and self.disagreement > self.contrary
         if harmless and not contrary:
@@ -417,8 +424,11 @@ class Guard:
         source = self.windows["source"]
         self.gain = self.points("adapted", source, credulous=adapter.has_still)
         if adapter.has_still:
-            # What is learned was judged before; whether to adapt at all, by what is not.
+            # What is learned was judged before; whether to adapt at all, by what is not. A long
+            # memory is of what was seen with it, though, and does not suit what is without.
+            learned = self.points("adapted", source, credulous=False)
             self.gain = self.points("still", source)
+            self.gain = max(self.gain, learned) if self.trusted else self.gain
         if self.trusted and source.count < self._several:
             return False
         back = self.mode == "source"

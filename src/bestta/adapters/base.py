@@ -83,7 +83,7 @@ class AdapterConfig:
     not seem worth it: see `bestta.guard`."""
     guard_margin: float | None = None
     """Points of score that adapting must seem to be worth, or else the plain model answers; by
-    default 0.5 in segmentation and 1 in classification, where it is 0 for BESTTA with weighed
+    default 0.5 in segmentation and 1 in classification, where it is -1 for BESTTA with weighed
     statistics, which leave images like the source's as they are."""
 
 
