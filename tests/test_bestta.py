@@ -26,6 +26,189 @@ def gammas(adapter) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in adapter.trainable.items()}
 
 
+# --- steps of many images ---------------------------------------------------------------------
+
+
+def gathering(model, profile, **settings):
+    """γ by absolute steps, of losses whose gradient at γ = 0 depends on one image alone."""
+    usual = {"layers": ["layer2"], "lambda_style": 0.0, "momentum": 0.0, "gamma_bound": None}
+    return bestta.adapt(model, profile, **{**usual, "lr": 0.05, **settings})
+
+
+def test_a_step_of_many_images_is_one_along_their_mean_gradient(segmenter, profile):
+    """Each gradient alone, from an adapter that has seen nothing else, is what is averaged."""
+    images = stream(5, seed=7, **FOG)
+    alone = []
+    for image in images:
+        single = gathering(segmenter, profile)
+        single(image)
+        alone.append(gammas(single))
+    adapter = gathering(segmenter, profile, images_per_step=5)
+    for number, image in enumerate(images):
+        assert not any(bool(g.any()) for g in gammas(adapter).values()), number
+        adapter(image)
+    assert adapter.last.adapted
+    for name, gamma in gammas(adapter).items():
+        expected = torch.stack([g[name] for g in alone]).mean(0)
+        assert expected.abs().max() > 1e-5
+        torch.testing.assert_close(gamma, expected)
+
+
+def test_a_batch_counts_as_its_images(segmenter, profile):
+    images = stream(6, seed=7, **FOG)
+    one, many = (gathering(segmenter, profile, images_per_step=6) for _ in range(2))
+    for image in images:
+        one(image)
+    for batch in (torch.cat(images[:4]), torch.cat(images[4:])):
+        many(batch)
+    assert one.last.adapted
+    assert many.last.adapted
+    for name, gamma in gammas(one).items():
+        torch.testing.assert_close(gammas(many)[name], gamma)
+
+
+def test_an_image_before_the_step_says_what_is_waited_for(segmenter, profile):
+    adapter = gathering(segmenter, profile, images_per_step=3)
+    adapter(stream(1, seed=7, **FOG)[0])
+    assert adapter.last.reason == "collecting: 1 of 3 images until the next step"
+    assert not adapter.last.adapted
+    assert adapter.last.losses["total"] > 0
+
+
+def test_adam_is_torchs(segmenter, profile):
+    """The independent implementation is torch.optim.Adam, fed with the adapter's own gradients."""
+    settings = {"optimiser": "adam", "momentum": 0.8, "lr": 0.01, "images_per_step": 2}
+    adapter = gathering(segmenter, profile, **settings)
+    twins = {n: nn.Parameter(p.detach().clone()) for n, p in adapter.trainable.items()}
+    optimiser = torch.optim.Adam(twins.values(), lr=0.01, betas=(0.8, 0.999))
+    update, steps = adapter.update, 0
+
+    def follow(gradients):
+        nonlocal steps
+        steps += 1
+        for name, twin in twins.items():
+            twin.grad = gradients[name].clone()
+        optimiser.step()
+        update(gradients)
+
+    adapter.update = follow
+    for image in stream(12, seed=7, **FOG):
+        adapter(image)
+    assert steps == 6
+    for name, parameter in adapter.trainable.items():
+        torch.testing.assert_close(parameter, twins[name], rtol=1e-5, atol=1e-8)
+
+
+def test_what_was_learned_fades_by_a_fraction_at_each_step(segmenter, profile):
+    """A step of the same size on the same image, and of both γ a quarter less."""
+    image = stream(1, seed=7, **FOG)[0]
+    kept, faded = gathering(segmenter, profile), gathering(segmenter, profile, forgetting=0.25)
+    kept(image)
+    faded(image)
+    for name, gamma in gammas(kept).items():
+        torch.testing.assert_close(gammas(faded)[name], 0.75 * gamma)
+
+
+def test_the_bound_holds_after_a_step_of_adam(segmenter, profile):
+    adapter = gathering(segmenter, profile, optimiser="adam", lr=1.0, gamma_bound=0.3)
+    for image in stream(3, seed=7, **FOG):
+        adapter(image)
+    assert max(float(g.abs().max()) for g in gammas(adapter).values()) == pytest.approx(0.3)
+
+
+@pytest.mark.usual
+@pytest.mark.parametrize("stop", [3, 5, 11])
+def test_a_stream_saved_between_steps_goes_on_to_the_bit(classifier, tmp_path, stop):
+    """In the usual form of a classifier, with steps of fewer images so that there are some."""
+    profile = SourceProfile.collect(classifier, stream(6, seed=3), layers=["layer1", "layer2"])
+    settings = {"images_per_step": 2, "lambda_style": 1.0}
+    images = stream(16, seed=7, **FOG)
+    whole, first, second = (bestta.adapt(classifier, profile, **settings) for _ in range(3))
+    for image in images:
+        whole(image)
+    for image in images[:stop]:
+        first(image)
+    first.save(tmp_path / "camera")
+    second.load(tmp_path / "camera")
+    for image in images[stop:]:
+        second(image)
+    assert any(bool(g.any()) for g in gammas(whole).values())
+    assert same(whole.state(), second.state())
+
+
+def test_unlearning_forgets_what_was_gathered_for_the_next_step(segmenter, profile):
+    adapter = gathering(segmenter, profile, images_per_step=2, optimiser="adam")
+    for image in stream(3, seed=7, **FOG):
+        adapter(image)
+    assert {"step/gradient", "step/images", "step/square", "step/steps"} <= adapter.state().keys()
+    adapter.unlearn()
+    assert not [name for name in adapter.state() if name.startswith("step/")]
+    assert not any(bool(g.any()) for g in gammas(adapter).values())
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_gamma_begins_anew_with_the_memory_of_the_stream(segmenter, profile, forgets):
+    """After forty images of one style, some of another: γ is 0 exactly when the memory is young."""
+    settings = {"statistics": "weighed", "statistics_decay": 0.99, "lr": 0.01}
+    adapter = bestta.adapt(segmenter, profile, forget_at_changes=forgets, **settings)
+    for image in stream(40, seed=7, shift=0.8):
+        adapter(image)
+    assert adapter.learned_size() > 0
+    reasons = []
+    for image in stream(20, seed=8, shift=-0.8, scale=0.5):
+        adapter(image)
+        reasons.append(adapter.last.reason)
+        if "begins anew" in reasons[-1]:
+            assert adapter.learned_size() == 0
+            assert not any(bool(v.any()) for v in adapter.velocity.values())
+    assert (
+        any(r == "γ begins anew: the style of the stream has changed" for r in reasons) is forgets
+    )
+
+
+def test_a_classifier_of_one_class_for_hours_learns_nothing_from_it(classifier):
+    """Its answers are the usual one, which is worth nothing: the gradient is zero."""
+    with torch.no_grad():
+        classifier.fc.weight.mul_(100)  # as sure as can be
+    profile = SourceProfile.collect(classifier, stream(6, seed=3), layers=["layer2"])
+    settings = {"certainty": "likelihood", "lambda_style": 0.0, "answer_decay": 0.5, "lr": 0.01}
+    adapter = bestta.adapt(classifier, profile, **settings)
+    image = stream(1, seed=7, **FOG)[0]
+    for _ in range(10):
+        adapter(image)
+    learned = gammas(adapter)
+    for _ in range(10):
+        adapter(image)
+    assert adapter.last.losses["entropy"] == 0
+    assert same(gammas(adapter), learned)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"step/gradient": None},
+        {"step/steps": None},
+        {"step/images": torch.tensor(0)},
+        {"step/square": torch.full((16,), -1.0)},
+        {"step/answer": torch.tensor([0.5, -0.5])},
+    ],
+    ids=str,
+)
+def test_a_state_of_half_a_step_that_is_damaged_is_refused(segmenter, profile, damage):
+    adapter = gathering(
+        segmenter, profile, images_per_step=2, optimiser="adam", certainty="likelihood"
+    )
+    for image in stream(3, seed=7, **FOG):
+        adapter(image)
+    whole = adapter.state()
+    assert whole["step/square"].shape == (16,)
+    adapter.load_state(whole)
+    state = {k: v for k, v in {**whole, **damage}.items() if v is not None}
+    with pytest.raises(ValueError, match="damaged"):
+        adapter.load_state(state)
+    assert same(whole, adapter.state())
+
+
 # --- the paper ------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ecotta": {"margin": 1.1, "warmup_epochs": 1, "warmup_lr": 1e-3},
     "rotta": {"capacity": 4, "update_every": 1},
     "memo": {"views": 3},
-    "bestta": {"when": "always"},
+    "bestta": {"when": "always", "images_per_step": 1},
 }
 """What a method is given here beside its defaults."""
 

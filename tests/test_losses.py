@@ -145,6 +145,58 @@ def test_embeddings_that_hardly_differ_have_no_direction():
     assert torch.equal(u.grad, torch.zeros(1, 3, dtype=torch.float64))
 
 
+def test_likelihood_ratio_is_minus_the_expected_log_odds():
+    """By hand, p = (0.7, 0.2, 0.1); p beyond 0.999 counts as 0.999."""
+    p = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
+    by_hand = -sum(v * math.log(v / (1 - v)) for v in (0.7, 0.2, 0.1))
+    assert losses.likelihood_ratio(p.log()).item() == pytest.approx(by_hand, abs=1e-12)
+    sure = torch.tensor([[40.0, 0.0]], dtype=torch.float64)
+    assert losses.likelihood_ratio(sure).item() == pytest.approx(-math.log(999), rel=1e-9)
+
+
+@pytest.mark.parametrize("p", [0.6, 0.9, 0.99])
+def test_likelihood_ratio_still_teaches_where_the_entropy_has_stopped(p):
+    """By hand, of two classes with log-odds z: slopes −(2p−1) − 2p(1−p)z and −p(1−p)z.
+
+    From 90 to 99 % the entropy's falls to a quarter, and the ratio's by a tenth.
+    """
+    z = math.log(p / (1 - p))
+    for loss, by_hand in (
+        (losses.likelihood_ratio, -(2 * p - 1) - 2 * p * (1 - p) * z),
+        (losses.entropy, -p * (1 - p) * z),
+    ):
+        logits = torch.tensor([[z, 0.0]], dtype=torch.float64, requires_grad=True)
+        loss(logits).sum().backward()
+        assert logits.grad[0, 0].item() == pytest.approx(by_hand, rel=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3, 4, 5)])
+def test_likelihood_ratio_is_one_number_a_prediction(shape):
+    logits = rows(*shape)
+    assert losses.likelihood_ratio(logits).shape == losses.entropy(logits).shape
+    assert losses.worth(logits, torch.full((3,), 1 / 3)).shape == losses.entropy(logits).shape
+
+
+def test_a_sure_answer_unlike_the_usual_one_is_worth_the_most():
+    """By hand, of two classes: one alone against (0.5, 0.5) has cosine 1/√2, the most unlike."""
+    even = torch.tensor([0.5, 0.5])
+    sure, unsure = torch.tensor([[60.0, 0.0]]), torch.tensor([[0.5, 0.0]])
+    assert losses.worth(sure, even).item() == pytest.approx(math.exp(3), rel=1e-5)
+    assert 1 <= losses.worth(unsure, torch.tensor([0.3, 0.7])).item() < 6
+    rare, frequent = torch.tensor([0.2, 0.8]), torch.tensor([0.65, 0.35])
+    assert losses.worth(sure, rare) > losses.worth(sure, even) > losses.worth(sure, frequent)
+
+
+def test_the_usual_answer_is_worth_nothing():
+    """Two images in five of ten classes: 0.4 / sqrt(0.4² + 0.6² / 9) is 0.894, and 0.42 is over."""
+    one = torch.zeros(1, 10)
+    one[0, 3] = 60.0
+    for share, worthless in ((0.40, False), (0.42, True), (1.0, True)):
+        usual = torch.full((10,), (1 - share) / 9)
+        usual[3] = share
+        assert (losses.worth(one, usual).item() == 0) is worthless, share
+
+
 def test_total_weighs_each_loss_once():
     parts = {"style": torch.tensor(2.0), "entropy": torch.tensor(5.0)}
     assert losses.total_loss(parts, {"style": 0.5, "entropy": 0.1}).item() == pytest.approx(1.5)

@@ -6,6 +6,7 @@ loss is the mean over the samples, computed in fp32 or wider.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -83,6 +84,45 @@ def entropy(logits: Tensor) -> Tensor:
 def entropy_loss(logits: Tensor) -> Tensor:
     """Eq. 12: the entropy of the prediction, (B, K) or (B, K, H, W), averaged over it."""
     return entropy(logits).mean()
+
+
+USUAL = 0.9
+"""Cosine from which on an answer is the usual one: of ten classes, that of two images in five."""
+SURE = 1e-3
+"""An answer that leaves less than this to all other classes is sure enough."""
+
+
+def likelihood_ratio(logits: Tensor) -> Tensor:
+    """Minus the expected log-odds of each prediction: ``−Σ p log(p / (1 − p))``.
+
+    Lowest where the entropy is (Mummadi et al., 2021). But the entropy's slope vanishes as an
+    answer gets sure, and so it learns from those that are least so; this one's does not, up to
+    `SURE`.
+    """
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
+    p = log_p.exp()
+    return -(p * (log_p.clamp(max=math.log1p(-SURE)) - (1 - p).clamp(min=SURE).log())).sum(1)
+
+
+def worth(logits: Tensor, usual: Tensor) -> Tensor:
+    """How much each prediction is worth learning from, 1 to about 20, or 0; it has no gradient.
+
+    The more, the surer it is and the less it is like the usual one (Marsden et al., 2024; they
+    scale both within a batch, which a single image does not have: here by the most that there can
+    be of each). One that is the `USUAL` one teaches nothing: a camera that sees one class for hours
+    would learn that there is no other.
+
+    Args:
+        logits: (B, K) or (B, K, H, W).
+        usual: The mean of the probabilities before, (K,).
+    """
+    p = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).softmax(1)
+    sure = (-entropy(logits.detach())).exp()
+    usual = usual.view(1, -1, *[1] * (p.dim() - 2))
+    alike = (p * usual).sum(1) / ((p * p).sum(1) * (usual * usual).sum(1)).sqrt()
+    most = 1 - p.shape[1] ** -0.5  # one class alone, held against all of them alike
+    value = (3 * sure * (1 - alike) / max(most, 1e-6)).exp()
+    return torch.where(alike > USUAL, 0.0, value)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:

@@ -55,8 +55,10 @@ from bestta.losses import (
     directional_style_loss,
     entropy_loss,
     l2_loss,
+    likelihood_ratio,
     source_style_loss,
     total_loss,
+    worth,
 )
 from bestta.outputs import select_logits
 from bestta.profile import Embedding, LayerProfile, SourceProfile, layer_names
@@ -80,6 +82,18 @@ class BesttaConfig(AdapterConfig):
     """Step size of SGD. With ``gamma="relative"`` it is in units of the source deviation. 0 holds γ
     still: each image's style is transferred all the same, without a backward pass."""
     momentum: float = 0.9
+    """Of SGD; with Adam, the decay of the mean of its gradients."""
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    """SGD as in the paper, or Adam, whose steps have one size whatever the losses weigh."""
+    images_per_step: int = 1
+    """1: a step after each image, as in the paper. More: the gradients of so many are added up, as
+    they are predicted, for one step. No image is kept, and a step costs no more memory."""
+    forgetting: float = 0.0
+    """Fraction of γ that is forgotten at each step, so that only what goes on to be learned stays.
+    0 as in the paper, whose L2 loss does a little of it."""
+    forget_at_changes: bool = False
+    """γ begins anew when a long memory of the stream's statistics does (weighed, and with a decay
+    above 0.9): what was learned in one style does harm in the next."""
 
     lambda_style: float = 0.3
     lambda_content: float = 1.0
@@ -87,6 +101,12 @@ class BesttaConfig(AdapterConfig):
     lambda_l2: float = 0.04
     """λ1 … λ4 of Eq. 13. A loss whose weight is 0 is not computed."""
 
+    certainty: Literal["entropy", "likelihood"] = "entropy"
+    """What λ3 weighs: the entropy of the prediction (Eq. 12), or its likelihood ratio, which also
+    learns from answers that are sure, and from these the more, the less they are like the usual
+    one: see `likelihood_ratio` and `worth` in `bestta.losses`."""
+    answer_decay: float = 0.998
+    """Decay, an image, of the moving average of the answers that tells the usual one."""
     style: Literal["directional", "source"] = "directional"
     """Directional style loss (Eq. 9), or the source cosine of the classification part."""
     style_floor: float = 0.1
@@ -161,6 +181,8 @@ class BesttaConfig(AdapterConfig):
         object.__setattr__(self, "layers", layers)
         if len(set(layers)) != len(layers):
             raise ValueError(f"a layer is named twice: {', '.join(layers)}.")
+        one_of(self, "optimiser", "sgd", "adam")
+        one_of(self, "certainty", "entropy", "likelihood")
         one_of(self, "style", "directional", "source")
         one_of(self, "gamma", "relative", "absolute")
         one_of(self, "source_style", "collected", "batchnorm")
@@ -170,12 +192,14 @@ class BesttaConfig(AdapterConfig):
         one_of(self, "predict", "before", "after")
         one_of(self, "precision", "fp32", "bf16")
         check_when(self.when)
-        if not isinstance(self.lean, bool):
-            raise ValueError(f"lean is True or False, not {self.lean!r}.")
-        at_least_one(self, "entropy_stride")
+        for name in ("lean", "forget_at_changes"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is True or False, not {getattr(self, name)!r}.")
+        at_least_one(self, "entropy_stride", "images_per_step")
         not_negative(self, "lr", "style_floor")
         not_negative(self, "lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
         within(self, 0, 1, "momentum", "embedding_decay", "statistics_decay")
+        within(self, 0, 1, "answer_decay", "forgetting")
         fraction(self, "rho")
         not_negative(self, "eps", "slope_min", "slope_max")
         bound = self.gamma_bound
@@ -195,6 +219,14 @@ class BesttaConfig(AdapterConfig):
         }
         return {name: weight for name, weight in every.items() if weight > 0}
 
+
+SUM, ADAM = ("step/gradient", "step/images"), ("step/square", "step/steps")
+ANSWER = "step/answer"
+GATHERED = (*SUM, *ADAM, ANSWER)
+"""What a step may depend on beside γ and its velocity: the sum of the gradients since the last one,
+of all γ in a row, (P,), and of how many images it is, (); Adam's mean square of gradients, (P,),
+and of how many steps it is, (); the usual answer, (K,). Missing where it is not kept or has not
+begun."""
 
 PAPER: Mapping[str, Mapping[str, Any]] = {
     "segmentation": {
@@ -252,15 +284,25 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "classification": {
         **SINGLE["classification"],
         "rho": 1.0,
-        "lr": 0.001,
         "statistics": "weighed",
         "statistics_decay": 0.998,
-        "when": "auto",
+        # One image of one class teaches little: half of them are learned from, 32 in a step.
+        "when": 2,
+        "images_per_step": 32,
+        "optimiser": "adam",
+        "lr": 0.002,
+        "momentum": 0.9,
+        "forgetting": 0.01,
+        "forget_at_changes": True,
+        "certainty": "likelihood",
+        "lambda_style": 0.0,
+        "gamma_bound": 0.5,
     },
 }
 """What did best on training images, in weather and corruptions that no table reports; one set a
-task. The paper's figures but for ρ, weighed statistics of the stream, relative and bounded γ, and
-learning only while the style moves: on every image, γ drifts over thousands of them."""
+task. In segmentation the paper's figures but for ρ, weighed statistics of the stream, relative and
+bounded γ, and learning only while the style moves: on every image, γ drifts over thousands of them.
+In classification γ learns all the time, from many images at once, and forgets."""
 
 
 @register_adapter("bestta")
@@ -309,6 +351,7 @@ class Bestta(Adapter):
             self.lean = LeanModel(self.model, tuple(layers))
         self.schedule = schedule_of(self.config.when)
         self.velocity = {name: torch.zeros_like(p) for name, p in self.trainable.items()}
+        self.gathered: dict[str, Tensor] = {}
 
     def _build(self, name: str, layer: LayerProfile) -> BeIN:
         config = self.config
@@ -383,6 +426,9 @@ class Bestta(Adapter):
             far = "out of reach: every pixel of the image is the same"
         if far:
             return logits, StepReport.undone(far)
+        if self.config.forget_at_changes and self.style_moved():
+            self.unlearn()
+            return logits, StepReport(reason="γ begins anew: the style of the stream has changed")
         first = next(iter(passes))
         done = passes[first].done
         self.schedule.seen(self.bein[first].style(done.mean, done.variance))
@@ -405,7 +451,10 @@ class Bestta(Adapter):
         slopes = gradients(total, self.trainable)
         if not is_finite(*slopes.values()):
             return logits, StepReport.undone("the gradient is not finite", values)
-        self.update(slopes)
+        collected = self.collect(slopes, len(image))
+        if collected is None:
+            return logits, StepReport(losses=values, reason=self.collecting)
+        self.update(collected)
         if self.config.predict == "after":
             # The second forward sees the stream's statistics as the first one did.
             self.restyle(passes)
@@ -510,13 +559,24 @@ class Bestta(Adapter):
         return losses
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """Eq. 12, at the resolution that was asked for."""
+        """Eq. 12 or what stands in its place, at the resolution that was asked for."""
         stride = self.config.entropy_stride
         if logits.dim() == 4 and stride > 1:
             logits = F.avg_pool2d(logits, stride, ceil_mode=True, count_include_pad=False)
+        if self.config.certainty == "likelihood":
+            return (worth(logits, self.usual_answer(logits)) * likelihood_ratio(logits)).mean()
         if logits.dim() == 4 and self.lean:
             return lean_entropy_loss(logits, channels_last=logits is self.lean.enlarged())
         return entropy_loss(logits)
+
+    @torch.no_grad()
+    def usual_answer(self, logits: Tensor) -> Tensor:
+        """The moving average of the answers before this one, (K,), which then is taken into it."""
+        p = logits.detach().float().softmax(1)
+        now = p.mean((0, *range(2, p.dim())))
+        before = self.gathered.get(ANSWER, torch.full_like(now, 1 / len(now)))
+        self.gathered[ANSWER] = now.lerp(before, self.config.answer_decay ** len(p))
+        return before
 
     def style_loss(self, name: str, through: Pass) -> Tensor:
         """The style loss at one layer; the directional one first takes the image into A."""
@@ -549,14 +609,64 @@ class Bestta(Adapter):
         return self.target_embedding[name]
 
     @torch.no_grad()
+    def collect(self, slopes: Mapping[str, Tensor], images: int) -> Mapping[str, Tensor] | None:
+        """The gradient to go a step along; None while it is added up over more images."""
+        if self.config.images_per_step == 1:
+            return slopes
+        so_far, images_so_far = (self.gathered.pop(name, None) for name in SUM)
+        total = torch.cat([slope.flatten() for slope in slopes.values()]) * images
+        if so_far is not None and images_so_far is not None:
+            total, images = total + so_far, images + int(images_so_far)
+        if images >= self.config.images_per_step:
+            return self._apart(total / images)
+        self.gathered |= zip(SUM, (total, torch.tensor(images)), strict=True)
+        return None
+
+    @property
+    def collecting(self) -> str:
+        """Why there was no step yet."""
+        count, wanted = int(self.gathered[SUM[1]]), self.config.images_per_step
+        return f"collecting: {count} of {wanted} images until the next step"
+
+    @torch.no_grad()
     def update(self, slopes: Mapping[str, Tensor]) -> None:
-        """One step of SGD with momentum; relative γ stays within its bound."""
-        bound = self.config.gamma_bound if self.config.gamma == "relative" else None
+        """One step on γ, of which a part is forgotten; relative γ stays within its bound."""
+        config = self.config
+        bound = config.gamma_bound if config.gamma == "relative" else None
+        steps = self.adam(slopes) if config.optimiser == "adam" else self.sgd(slopes)
         for name, parameter in self.trainable.items():
-            velocity = self.velocity[name].mul_(self.config.momentum).add_(slopes[name])
-            parameter.sub_(self.config.lr * velocity)
+            parameter.sub_(config.lr * steps[name])
+            if config.forgetting:
+                parameter.mul_(1 - config.forgetting)
             if bound is not None:
                 parameter.clamp_(-bound, bound)
+
+    def sgd(self, slopes: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The direction of SGD with momentum."""
+        for name, velocity in self.velocity.items():
+            velocity.mul_(self.config.momentum).add_(slopes[name])
+        return self.velocity
+
+    def adam(self, slopes: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The direction of Adam (Kingma and Ba, 2015): the mean gradient over its mean size."""
+        momentum, memory = self.config.momentum, 0.999
+        for name, velocity in self.velocity.items():
+            velocity.lerp_(slopes[name], 1 - momentum)
+        now = torch.cat([slope.flatten() for slope in slopes.values()]) ** 2
+        so_far, before = (self.gathered.get(name) for name in ADAM)
+        square = (torch.zeros_like(now) if so_far is None else so_far).lerp(now, 1 - memory)
+        steps = 1 if before is None else int(before) + 1
+        self.gathered |= zip(ADAM, (square, torch.tensor(steps)), strict=True)
+        # Both began at zero, which a mean of few still remembers.
+        sizes = self._apart((square / (1 - memory**steps)).sqrt() + 1e-8)
+        return {n: v / (1 - momentum**steps) / sizes[n] for n, v in self.velocity.items()}
+
+    def _apart(self, joined: Tensor) -> dict[str, Tensor]:
+        """Numbers of all γ in one row, (P,), as one tensor each."""
+        parameters = self.trainable
+        parts = torch.split(joined, [p.numel() for p in parameters.values()])
+        pairs = zip(parameters.items(), parts, strict=True)
+        return {name: part.view_as(p) for (name, p), part in pairs}
 
     # --- what the guard asks --------------------------------------------------------------
 
@@ -580,13 +690,15 @@ class Bestta(Adapter):
         """γ back to 0; the stream's statistics and A, which nothing was learned in, stay."""
         for tensor in (*self.trainable.values(), *self.velocity.values()):
             tensor.zero_()
+        self.gathered = {}
 
     @torch.no_grad()
     def relearn(self, state: Mapping[str, Tensor]) -> None:
-        """γ and its velocity as they were."""
+        """γ and all that its next step depends on as they were."""
         for name, parameter in self.trainable.items():
             parameter.copy_(state[name])
             self.velocity[name].copy_(state[f"{name}/velocity"])
+        self.gathered = {n: state[n].to(self.device, copy=True) for n in GATHERED if n in state}
 
     def learned_size(self) -> float:
         """The root mean square of γ, in source deviations, at the layer where it is largest."""
@@ -628,14 +740,12 @@ class Bestta(Adapter):
                 "target_embedding": self.target_embedding.get(name),
             }
             state.update({f"{name}/{k}": v for k, v in kept.items() if v is not None})
-        return {**state, **self.schedule.state()}
+        return {**state, **self.gathered, **self.schedule.state()}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state of the same layers and widths."""
-        for name, parameter in self.trainable.items():
-            parameter.copy_(state[name])
-            self.velocity[name].copy_(state[f"{name}/velocity"])
+        self.relearn(state)
         for name, bein in self.bein.items():
             saved = {key: state.get(f"{name}/{key}") for key in STREAM}
             bein.remember(
@@ -659,10 +769,22 @@ class Bestta(Adapter):
             for key in STREAM
         }
         optional |= {f"{n}/target_embedding": e.shape for n, e in self.source_embedding.items()}
+        every = torch.Size([sum(p.numel() for p in self.trainable.values())])
+        for numbers, count in (SUM, ADAM):
+            optional |= {numbers: every, count: torch.Size()}
+        if ANSWER in state:  # of as many classes as the model has, which only an image tells
+            optional[ANSWER] = state[ANSWER].flatten().shape
         channels = next(iter(self.bein.values())).channels
         optional |= {n: torch.Size(shape) for n, shape in shapes(channels).items()}
         check_shapes(state, needed, optional)
         check_schedule(state)
+        for numbers, count in (SUM, ADAM):
+            both = {numbers, count} <= state.keys() and bool(state[count] >= 1)
+            if not both and {numbers, count} & state.keys():
+                raise ValueError(f"this state is damaged: {numbers} of no image or step.")
+        for name in (ADAM[0], ANSWER):
+            if name in state and bool((state[name] < 0).any()):
+                raise ValueError(f"this state is damaged: {name} is negative.")
         for name in self.bein:
             kept = {key: v for key in STREAM if (v := state.get(f"{name}/{key}")) is not None}
             weighed = {"mu_x", "sigma_x", *SPREAD}
