@@ -131,11 +131,12 @@ class Guard:
         margin: The plain model answers unless adapting seems to gain more points than this; by
             default as `Weighing` has it for the task.
         trusting: The method leaves images like the source's alone by itself: by default a
-            classifier need prove no gain then.
+            classifier need prove no gain then, and is left if it seems to lose as much instead.
     """
 
     harm = 0.5
-    """What is learned and seems to cost more points than this is rolled back."""
+    """What is learned and seems to cost more points than this is rolled back; in a classifier that
+    need prove no gain, than the margin of its task, for of one class each images tell less."""
     limit = 3
     """After so many times nothing more is learned until the stream has moved."""
     slower = 0.25
@@ -309,7 +310,7 @@ class Guard:
         """Points that adapting must seem to be worth."""
         if self._margin is not None:
             return self._margin
-        # What it is worth is told from some dozens of images of one class each, to a point or so.
+        # From some dozens of images of one class each, it can be told to a point or so.
         sign = -1 if self._trusting and not self._segments else 1
         return sign * self.weighing.margin
 
@@ -390,8 +391,9 @@ class Guard:
         unlearned = self.windows[f"{reference}{late}"]
         if self.trusted and unlearned.count < self._several:
             return False
+        harm = max(self.harm, self.weighing.margin) if self.trusted else self.harm
         # Learning lowers the entropy by itself, which proves nothing.
-        harmless = self.points(f"adapted{late}", unlearned, credulous=False) >= -self.harm
+        harmless = self.points(f"adapted{late}", unlearned, credulous=False) >= -harm
         # Other methods are held against the plain model, whose answers they are there to change.
         contrary = adapter.has_still and self.disagreement > self.contrary
         if harmless and not contrary:
