@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 
 import numpy as np
@@ -756,10 +757,29 @@ def test_bad_input_is_told_what_was_seen_and_what_would_work(call, words):
         call()
 
 
+def test_a_copy_and_a_cast_layer_weigh_by_their_own_buffers():
+    """Arrays are kept at hand from image to image: those of a copy must be the copy's."""
+    mu_s, sigma_s, _, _ = style(4)
+    spread = sigma_s * 0.2, sigma_s * 0.1
+    layer = BeIN(mu_s.float(), sigma_s.float(), 0.8, statistics_decay=0.99, spread=spread)
+    images = [features(1, 4, 3, 3, seed=n).float() for n in range(6)]
+    for image in images[:3]:
+        layer(image)
+    twin = copy.deepcopy(layer)
+    for one in (layer, twin):  # as an average of models is written back
+        one.mu_x.add_(1.0)
+    torch.testing.assert_close(twin(images[3]), layer(images[3]))
+    wide = copy.deepcopy(layer).double()
+    torch.testing.assert_close(wide(images[4].double()).float(), layer(images[4]))
+    half = copy.deepcopy(layer).to(torch.bfloat16)
+    torch.testing.assert_close(half(images[5]).float(), layer(images[5]), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weighed", [True, False])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
-def test_numpy_weighs_as_pytorch_does(decay, batch, weighed):
+def test_numpy_weighs_as_pytorch_does(decay, batch, weighed, dtype):
     """The same lines run with arrays on a CPU and with tensors elsewhere; here with both."""
     mu_s, sigma_s, _, _ = style(6)
     spread = (sigma_s * 0.2, sigma_s * 0.1) if weighed else None
@@ -769,7 +789,7 @@ def test_numpy_weighs_as_pytorch_does(decay, batch, weighed):
     ]
     anew = [0, 0]
     for number in range(90):
-        x = features(batch, 6, 4, 4, seed=number).float() * (1 + number // 30) + number // 30
+        x = features(batch, 6, 4, 4, seed=number).to(dtype) * (1 + number // 30) + number // 30
         if number == 70:
             x[0, 2] = float("nan")
         seen = []

@@ -166,6 +166,53 @@ def test_gamma_begins_anew_with_the_memory_of_the_stream(segmenter, profile, for
     )
 
 
+@pytest.mark.guarded
+def test_what_is_forgotten_at_a_change_is_gone_whatever_the_guard_has_slowed_down(
+    segmenter, profile, monkeypatch
+):
+    """At a quarter of the pace all of γ is forgotten, and the guard's good state with it."""
+    settings = {"statistics": "weighed", "statistics_decay": 0.99, "forget_at_changes": True}
+    adapter = bestta.adapt(segmenter, profile, lr=0.01, guard_margin=-1e6, **settings)
+    for image in stream(12, seed=7, shift=0.8):
+        adapter(image)
+    with torch.no_grad():
+        for gamma in adapter.trainable.values():
+            gamma.fill_(0.2)
+    adapter.guard.mode, adapter.guard.pace, adapter.guard.good = "learning", 0.25, adapter.state()
+    adapter.guard.looks_left, adapter.guard.wait = 0, 10
+    monkeypatch.setattr(adapter, "style_moved", lambda: True)
+    adapter(stream(1, seed=8, shift=0.8)[0])
+    assert adapter.last.reason.startswith("γ begins anew")
+    assert adapter.learned_size() == 0
+    good = adapter.guard.good or {}
+    assert not any(bool(good[name].any()) for name in adapter.trainable if name in good)
+
+
+def test_all_images_of_a_step_were_learned_from(segmenter, profile):
+    adapter = gathering(segmenter, profile, images_per_step=3, when=2)
+    for image in stream(7, seed=7, **FOG):
+        adapter(image)
+    assert adapter.images_adapted == 3
+    assert adapter.last.adapted_share == pytest.approx(3 / 7)
+
+
+def test_adam_begins_without_a_velocity_that_is_not_its_own(segmenter, profile):
+    """A first step of Adam is as long as its rate in every channel, whatever SGD left behind."""
+    before = gathering(segmenter, profile, momentum=0.9)
+    for image in stream(4, seed=7, **FOG):
+        before(image)
+    state = {
+        n: torch.zeros_like(v) if "gamma" in n and "velocity" not in n else v
+        for n, v in before.state().items()
+    }
+    adapter = gathering(segmenter, profile, momentum=0.9, optimiser="adam", lr=0.01)
+    adapter.load_state(state)
+    adapter(stream(1, seed=8, **FOG)[0])
+    for gamma in gammas(adapter).values():
+        assert gamma.abs().max() <= 0.01 * (1 + 1e-5)
+    assert adapter.learned_size() > 0
+
+
 def test_a_classifier_of_one_class_for_hours_learns_nothing_from_it(classifier):
     """Its answers are the usual one, which is worth nothing: the gradient is zero."""
     with torch.no_grad():
@@ -190,7 +237,7 @@ def test_a_classifier_of_one_class_for_hours_learns_nothing_from_it(classifier):
         {"step/steps": None},
         {"step/images": torch.tensor(0)},
         {"step/square": torch.full((16,), -1.0)},
-        {"step/answer": torch.tensor([0.5, -0.5])},
+        {"step/answer": torch.tensor([0.5, -0.5, 0.4, 0.3, 0.3])},
     ],
     ids=str,
 )

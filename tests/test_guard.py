@@ -357,6 +357,16 @@ def test_a_few_images_that_learning_turns_over_are_no_collapse_of_a_trusted_clas
     assert guard.disagreement == pytest.approx(1 - (31 / 32) ** 3)
 
 
+def test_a_trusted_classifier_may_contradict_what_fails_without_what_it_has_learned():
+    """γ = 0 sees one class of four where γ as learned sees all: most answers are turned over."""
+    guard = Guard(HOME, margin=0.0)
+    for number in range(3 * guard.enough):
+        good = of_class(number % 4)
+        verdict = guard.look(Adapted(), good, good, of_class(1), 0.0)
+        assert not verdict.rolled_back
+    assert guard.disagreement > guard.contrary
+
+
 def test_harm_to_a_trusted_classifier_is_told_from_enough_images():
     """What is learned sees one class where the rest sees four: harm, but two images do not tell."""
     guard = Guard(HOME, margin=0.0)

@@ -204,8 +204,9 @@ def style_of(x: Tensor, mu_s: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _array(values: Tensor) -> Array:
-    """The same numbers, for NumPy where they are on a CPU."""
+    """The same numbers, for NumPy where they are on a CPU; it does not know bf16."""
     values = values.detach()
+    values = values.float() if values.dtype == torch.bfloat16 else values
     return values.numpy() if values.device.type == "cpu" else values
 
 
@@ -467,7 +468,9 @@ class BeIN(nn.Module):
 
         def pooled(squares: Array) -> Array:
             """Squares per channel, (2, B, C), in source deviations, added up: (B, 1)."""
-            return ((squares[0] + squares[1]) @ unit)[:, None]
+            both = squares[0] + squares[1]
+            # PyTorch multiplies matrices of one dtype only.
+            return (both @ unit if xp is np else (both * unit).sum(1))[:, None]
 
         now, before = over_batch(own), self._pair("mu_x", "sigma_x")
         step, seen = 1 - self.statistics_decay, 0.0 if self.seen is None else float(self.seen)
@@ -608,6 +611,16 @@ class BeIN(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._forget_what_is_not_kept_up()
         self._derive()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has arrays of its own to make."""
+        return {**self.__dict__, "_pairs": {}, "_arrays": None}
+
+    def _apply(self, *args: Any, **kwargs: Any) -> BeIN:
+        """Moved or cast, it has other arrays."""
+        self._pairs, self._arrays = {}, None
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return self
 
     @property
     def channels(self) -> int:

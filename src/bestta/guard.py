@@ -393,9 +393,12 @@ class Guard:
             return False
         harm = max(self.harm, self.weighing.margin) if self.trusted else self.harm
         # Learning lowers the entropy by itself, which proves nothing.
-        harmless = self.points(f"adapted{late}", unlearned, credulous=False) >= -harm
+        points = self.points(f"adapted{late}", unlearned, credulous=False)
+        harmless = points >= -harm
         # Other methods are held against the plain model, whose answers they are there to change.
         contrary = adapter.has_still and self.disagreement > self.contrary
+        # A long memory is of what was seen with what is learned: without, it may well fail.
+        contrary = contrary and not (self.trusted and points >= 0)
         if harmless and not contrary:
             self.calm += 1
             if self.calm >= 2 * self._several:
@@ -452,6 +455,12 @@ class Guard:
     def _reference(self, adapter: Guarded) -> str:
         """Who answers if nothing is learned."""
         return "still" if adapter.has_still else "source"
+
+    def begin_anew(self, adapter: Guarded) -> None:
+        """The adapter has forgotten by itself what it had learned elsewhere."""
+        self.good = None
+        self.size = 0.0
+        self._take_over(self._reference(adapter))
 
     def _take_over(self, arm: str) -> None:
         """What is learned is gone: what was seen of it counts no more."""

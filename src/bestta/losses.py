@@ -105,12 +105,12 @@ def likelihood_ratio(logits: Tensor) -> Tensor:
 
 
 def worth(logits: Tensor, usual: Tensor) -> Tensor:
-    """How much each prediction is worth learning from, 1 to about 20, or 0; it has no gradient.
+    """How much each prediction is worth learning from, 1 to 20, or 0; it has no gradient.
 
     The more, the surer it is and the less it is like the usual one (Marsden et al., 2024; they
-    scale both within a batch, which a single image does not have: here by the most that there can
-    be of each). One that is the `USUAL` one teaches nothing: a camera that sees one class for hours
-    would learn that there is no other.
+    scale both within a batch, which a single image does not have: here one class alone, held
+    against all of them alike, is as unlike as it gets). One that is the `USUAL` one teaches
+    nothing: a camera that sees one class for hours would learn that there is no other.
 
     Args:
         logits: (B, K) or (B, K, H, W).
@@ -120,8 +120,8 @@ def worth(logits: Tensor, usual: Tensor) -> Tensor:
     sure = (-entropy(logits.detach())).exp()
     usual = usual.view(1, -1, *[1] * (p.dim() - 2))
     alike = (p * usual).sum(1) / ((p * p).sum(1) * (usual * usual).sum(1)).sqrt()
-    most = 1 - p.shape[1] ** -0.5  # one class alone, held against all of them alike
-    value = (3 * sure * (1 - alike) / max(most, 1e-6)).exp()
+    unlike = ((1 - alike) / max(1 - p.shape[1] ** -0.5, 1e-6)).clamp(max=1.0)
+    value = (3 * sure * unlike).exp()
     return torch.where(alike > USUAL, 0.0, value)
 
 

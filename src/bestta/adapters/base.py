@@ -59,6 +59,8 @@ class StepReport:
     """Why nothing was adapted, if so."""
     guard: str = ""
     """What the guard has decided, if it did not let the method be."""
+    learned_from: int = 0
+    """Of how many images an update was, if not of this call's: those gathered before it count."""
     adapted_share: float = 0.0
     """Fraction of the images seen, with this call's, from which the parameters were updated."""
     time_ms: float = 0.0
@@ -131,6 +133,8 @@ class Adapter(ABC):
         self._pauses = 0
         self.holding = False
         """While true, nothing is learned, by a method that has a still form."""
+        self.forgot = False
+        """Whether the last step has forgotten what was learned, by itself."""
         self.guard: Guard | None = None
         if not isinstance(config.guard, bool):
             raise ValueError(f"guard is True or False, not {config.guard!r}.")
@@ -276,7 +280,7 @@ class Adapter(ABC):
                 step = self._transaction if self.guard is None else self._guarded
                 prediction, report = step(image)
         self.images_seen += len(image)
-        self.images_adapted += len(image) if report.adapted else 0
+        self.images_adapted += (report.learned_from or len(image)) if report.adapted else 0
         elapsed = (time.perf_counter() - started) * 1e3
         self.last = replace(
             report,
@@ -432,6 +436,8 @@ class Adapter(ABC):
         self.holding = guard.mode != "learning"
         still = self.predict_unlearned(image) if due and not self.holding else None
         prediction, report = self._transaction(image)
+        if self.forgot:
+            guard.begin_anew(self)
         # One change counts once, however many layers tell of it one after another.
         if not (report.rolled_back or guard.looks_left) and self.style_moved():
             guard.look_closely()
@@ -491,7 +497,10 @@ class Adapter(ABC):
         """Of what is trained while the context lasts, only the part that the guard lets happen."""
         pace = 1.0 if self.guard is None else self.guard.pace
         before = [(p, p.detach().clone()) for p in self.trainable.values()] if pace < 1 else []
+        self.forgot = False
         yield
+        if self.forgot:
+            return  # all at once
         with torch.no_grad():
             for parameter, value in before:
                 parameter.lerp_(value, 1 - pace)

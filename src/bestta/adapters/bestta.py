@@ -1,7 +1,7 @@
 """BESTTA: style transfer guided single-image continual adaptation (Cho et al., CVPR 2024).
 
 One BeIN layer behind one or several named modules moves the style of each image's features to the
-source style. Its γ alone are trained, by SGD on the style-guided losses of the very forward that
+source style. Its γ alone are trained, on the style-guided losses of the very forward that
 predicts. Where the paper leaves a choice open, the setting that decides it says what it is.
 """
 
@@ -79,7 +79,7 @@ class BesttaConfig(AdapterConfig):
     statistics, but Eq. 7-8 make it this; the formula is followed."""
 
     lr: float = 0.001
-    """Step size of SGD. With ``gamma="relative"`` it is in units of the source deviation. 0 holds γ
+    """Step size. With ``gamma="relative"`` it is in units of the source deviation. 0 holds γ
     still: each image's style is transferred all the same, without a backward pass."""
     momentum: float = 0.9
     """Of SGD; with Adam, the decay of the mean of its gradients."""
@@ -106,7 +106,7 @@ class BesttaConfig(AdapterConfig):
     learns from answers that are sure, and from these the more, the less they are like the usual
     one: see `likelihood_ratio` and `worth` in `bestta.losses`."""
     answer_decay: float = 0.998
-    """Decay, an image, of the moving average of the answers that tells the usual one."""
+    """Decay, an image learned from, of the moving average of answers that tells the usual one."""
     style: Literal["directional", "source"] = "directional"
     """Directional style loss (Eq. 9), or the source cosine of the classification part."""
     style_floor: float = 0.1
@@ -307,7 +307,7 @@ In classification γ learns all the time, from many images at once, and forgets.
 
 @register_adapter("bestta")
 class Bestta(Adapter):
-    """BeIN behind the chosen layers, and one step of SGD on its γ per image."""
+    """BeIN behind the chosen layers, whose γ learn from the images as they are predicted."""
 
     Config = BesttaConfig
     config: BesttaConfig
@@ -393,7 +393,7 @@ class Bestta(Adapter):
     # --- step -----------------------------------------------------------------------------
 
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
-        """One image: forward through BeIN, losses, one step of SGD on γ."""
+        """One image: forward through BeIN, losses, one step on γ, or a part of one."""
         if self.lean is None:
             return self.one_step(image)
         before, drawn = self.snapshot(), torch.get_rng_state()
@@ -426,8 +426,9 @@ class Bestta(Adapter):
             far = "out of reach: every pixel of the image is the same"
         if far:
             return logits, StepReport.undone(far)
-        if self.config.forget_at_changes and self.style_moved():
+        if learning and self.config.forget_at_changes and self.style_moved():
             self.unlearn()
+            self.forgot = True
             return logits, StepReport(reason="γ begins anew: the style of the stream has changed")
         first = next(iter(passes))
         done = passes[first].done
@@ -451,6 +452,7 @@ class Bestta(Adapter):
         slopes = gradients(total, self.trainable)
         if not is_finite(*slopes.values()):
             return logits, StepReport.undone("the gradient is not finite", values)
+        images = int(self.gathered.get(SUM[1], 0)) + len(image)
         collected = self.collect(slopes, len(image))
         if collected is None:
             return logits, StepReport(losses=values, reason=self.collecting)
@@ -460,7 +462,7 @@ class Bestta(Adapter):
             self.restyle(passes)
             with torch.no_grad():
                 logits, _ = self.forward(image, learning=False)
-        return logits, StepReport(adapted=True, losses=values)
+        return logits, StepReport(adapted=True, losses=values, learned_from=images)
 
     def forward(self, image: Tensor, learning: bool = True) -> tuple[Tensor, dict[str, Pass]]:
         """The model with BeIN in it: its logits, and what went through each BeIN.
@@ -650,6 +652,9 @@ class Bestta(Adapter):
     def adam(self, slopes: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The direction of Adam (Kingma and Ba, 2015): the mean gradient over its mean size."""
         momentum, memory = self.config.momentum, 0.999
+        if ADAM[0] not in self.gathered:  # a velocity of SGD's, from a state of before
+            for velocity in self.velocity.values():
+                velocity.zero_()
         for name, velocity in self.velocity.items():
             velocity.lerp_(slopes[name], 1 - momentum)
         now = torch.cat([slope.flatten() for slope in slopes.values()]) ** 2
@@ -687,10 +692,10 @@ class Bestta(Adapter):
 
     @torch.no_grad()
     def unlearn(self) -> None:
-        """γ back to 0; the stream's statistics and A, which nothing was learned in, stay."""
+        """γ back to 0; what is only known of the stream stays: statistics, A, the usual answer."""
         for tensor in (*self.trainable.values(), *self.velocity.values()):
             tensor.zero_()
-        self.gathered = {}
+        self.gathered = {n: t for n, t in self.gathered.items() if n == ANSWER}
 
     @torch.no_grad()
     def relearn(self, state: Mapping[str, Tensor]) -> None:
@@ -725,7 +730,7 @@ class Bestta(Adapter):
     # --- state ----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """γ and its velocity, and once begun A and the stream's statistics, of each BeIN."""
+        """γ and its velocity, and once begun A, the stream's statistics and what is gathered."""
         return {name: tensor.clone() for name, tensor in self.snapshot().items()}
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -772,8 +777,10 @@ class Bestta(Adapter):
         every = torch.Size([sum(p.numel() for p in self.trainable.values())])
         for numbers, count in (SUM, ADAM):
             optional |= {numbers: every, count: torch.Size()}
-        if ANSWER in state:  # of as many classes as the model has, which only an image tells
-            optional[ANSWER] = state[ANSWER].flatten().shape
+        if ANSWER in state:  # of as many classes as the model has, if that is known
+            home = self.profile.answers
+            shape = state[ANSWER].flatten().shape
+            optional[ANSWER] = shape if home is None else home.histogram.shape
         channels = next(iter(self.bein.values())).channels
         optional |= {n: torch.Size(shape) for n, shape in shapes(channels).items()}
         check_shapes(state, needed, optional)
