@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -75,26 +76,30 @@ def test_an_image_before_the_step_says_what_is_waited_for(segmenter, profile):
     assert adapter.last.losses["total"] > 0
 
 
-def test_adam_is_torchs(segmenter, profile):
-    """The independent implementation is torch.optim.Adam, fed with the adapter's own gradients."""
-    settings = {"optimiser": "adam", "momentum": 0.8, "lr": 0.01, "images_per_step": 2}
-    adapter = gathering(segmenter, profile, **settings)
+def held_against(adapter, build) -> tuple[dict[str, nn.Parameter], list[int]]:
+    """γ as an optimiser of torch's moves it along the adapter's own gradients; its steps."""
     twins = {n: nn.Parameter(p.detach().clone()) for n, p in adapter.trainable.items()}
-    optimiser = torch.optim.Adam(twins.values(), lr=0.01, betas=(0.8, 0.999))
-    update, steps = adapter.update, 0
+    optimiser, update, steps = build(twins.values()), adapter.update, []
 
     def follow(gradients):
-        nonlocal steps
-        steps += 1
         for name, twin in twins.items():
             twin.grad = gradients[name].clone()
         optimiser.step()
         update(gradients)
+        steps.append(len(steps))
 
     adapter.update = follow
+    return twins, steps
+
+
+def test_adam_is_torchs(segmenter, profile):
+    """The independent implementation is torch.optim.Adam, fed with the adapter's own gradients."""
+    settings = {"optimiser": "adam", "momentum": 0.8, "lr": 0.01, "images_per_step": 2}
+    adapter = gathering(segmenter, profile, **settings)
+    twins, steps = held_against(adapter, partial(torch.optim.Adam, lr=0.01, betas=(0.8, 0.999)))
     for image in stream(12, seed=7, **FOG):
         adapter(image)
-    assert steps == 6
+    assert len(steps) == 6
     for name, parameter in adapter.trainable.items():
         torch.testing.assert_close(parameter, twins[name], rtol=1e-5, atol=1e-8)
 
@@ -339,19 +344,10 @@ def oracle_gradients(adapter, image, averages, relative):
 def test_updates_are_those_of_torch_sgd_with_momentum(segmenter, profile):
     """The independent implementation is torch.optim.SGD, fed with the adapter's own gradients."""
     adapter = bestta.adapt(segmenter, profile, layers=["layer2"], lr=0.05, gamma_bound=None)
-    twins = {n: nn.Parameter(p.detach().clone()) for n, p in adapter.trainable.items()}
-    optimiser = torch.optim.SGD(twins.values(), lr=0.05, momentum=0.9)
-    update = adapter.update
-
-    def follow(gradients):
-        for name, twin in twins.items():
-            twin.grad = gradients[name].clone()
-        optimiser.step()
-        update(gradients)
-
-    adapter.update = follow
+    twins, steps = held_against(adapter, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
     for image in stream(6, seed=7, **FOG):
         adapter(image)
+    assert len(steps) == 6
     for name, parameter in adapter.trainable.items():
         torch.testing.assert_close(parameter, twins[name])
 

@@ -452,11 +452,13 @@ class Bestta(Adapter):
         slopes = gradients(total, self.trainable)
         if not is_finite(*slopes.values()):
             return logits, StepReport.undone("the gradient is not finite", values)
-        images = int(self.gathered.get(SUM[1], 0)) + len(image)
-        collected = self.collect(slopes, len(image))
-        if collected is None:
-            return logits, StepReport(losses=values, reason=self.collecting)
-        self.update(collected)
+        gathered, images = self.collect(slopes, len(image))
+        if images < self.config.images_per_step:
+            reason = (
+                f"collecting: {images} of {self.config.images_per_step} images until the next step"
+            )
+            return logits, StepReport(losses=values, reason=reason)
+        self.update(gathered)
         if self.config.predict == "after":
             # The second forward sees the stream's statistics as the first one did.
             self.restyle(passes)
@@ -611,24 +613,23 @@ class Bestta(Adapter):
         return self.target_embedding[name]
 
     @torch.no_grad()
-    def collect(self, slopes: Mapping[str, Tensor], images: int) -> Mapping[str, Tensor] | None:
-        """The gradient to go a step along; None while it is added up over more images."""
-        if self.config.images_per_step == 1:
-            return slopes
-        so_far, images_so_far = (self.gathered.pop(name, None) for name in SUM)
-        total = torch.cat([slope.flatten() for slope in slopes.values()]) * images
-        if so_far is not None and images_so_far is not None:
-            total, images = total + so_far, images + int(images_so_far)
-        if images >= self.config.images_per_step:
-            return self._apart(total / images)
-        self.gathered |= zip(SUM, (total, torch.tensor(images)), strict=True)
-        return None
+    def collect(
+        self, slopes: Mapping[str, Tensor], images: int
+    ) -> tuple[Mapping[str, Tensor], int]:
+        """The mean gradient of these images and those gathered before, and how many they are.
 
-    @property
-    def collecting(self) -> str:
-        """Why there was no step yet."""
-        count, wanted = int(self.gathered[SUM[1]]), self.config.images_per_step
-        return f"collecting: {count} of {wanted} images until the next step"
+        If they are not enough for a step, they stay gathered.
+        """
+        wanted = self.config.images_per_step
+        if wanted == 1:
+            return slopes, images
+        so_far, count = (self.gathered.pop(name, None) for name in SUM)
+        total = torch.cat([slope.flatten() for slope in slopes.values()]) * images
+        if so_far is not None and count is not None:
+            total, images = total + so_far, images + int(count)
+        if images < wanted:
+            self.gathered |= zip(SUM, (total, torch.tensor(images)), strict=True)
+        return self._apart(total / images), images
 
     @torch.no_grad()
     def update(self, slopes: Mapping[str, Tensor]) -> None:
