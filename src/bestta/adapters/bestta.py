@@ -618,7 +618,7 @@ class Bestta(Adapter):
     ) -> tuple[Mapping[str, Tensor], int]:
         """The mean gradient of these images and those gathered before, and how many they are.
 
-        If they are not enough for a step, they stay gathered.
+        If they are not enough for a step they stay gathered, and there is no gradient yet.
         """
         wanted = self.config.images_per_step
         if wanted == 1:
@@ -629,6 +629,7 @@ class Bestta(Adapter):
             total, images = total + so_far, images + int(count)
         if images < wanted:
             self.gathered |= zip(SUM, (total, torch.tensor(images)), strict=True)
+            return {}, images
         return self._apart(total / images), images
 
     @torch.no_grad()
