@@ -20,11 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 import bestta
 from bestta import SourceProfile
-from bestta.lean import forward, lean_entropy_loss, winograd
+from bestta.lean import forward, lean_entropy, lean_entropy_loss, winograd
 from bestta.lean.bits import pack, pack_above, unpack
 from bestta.lean.chains import Plan, Watch
 from bestta.lean.forward import LeanForward, _known
-from bestta.losses import entropy_loss
+from bestta.losses import entropy, entropy_loss
 from bestta.moments import instance_moments
 from nets import Segmenter, TokenClassifier, randomise, same, snapshot, stream
 
@@ -1436,6 +1436,46 @@ def test_lean_entropy_is_the_entropy_and_has_its_gradient(
         assert gradient.is_contiguous(memory_format=torch.channels_last)
     else:
         assert gradient.stride() == logits.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [(2, 19, 71, 64), (1, 3, 1, 1), (1, 40, 3, 2000), (3, 10)])
+def test_lean_entropies_are_the_entropies_and_have_their_gradient(shape, channels_last, dtype):
+    """Of each prediction, weighed as it comes: some of them count for nothing."""
+    logits = (torch.randn(shape, dtype=torch.float64) * 3).to(dtype)
+    if channels_last and logits.dim() == 4:
+        logits = logits.to(memory_format=torch.channels_last)
+    ours, theirs = (logits.clone().requires_grad_() for _ in range(2))
+    seen, expected = lean_entropy(ours), entropy(theirs)
+    assert seen.dtype == expected.dtype
+    assert seen.shape == expected.shape
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
+    weights = torch.rand(seen.shape).clamp_(min=0.5) - 0.5
+    (gradient,) = torch.autograd.grad((seen * weights).sum(), ours)
+    (judge,) = torch.autograd.grad((expected * weights).sum(), theirs)
+    limit = tolerance * float(judge.abs().max())
+    torch.testing.assert_close(gradient, judge, rtol=tolerance, atol=limit)
+    last = channels_last and logits.dim() == 4
+    layout = torch.channels_last if last else torch.contiguous_format
+    assert gradient.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_lean_entropies_of_logits_in_any_order_of_memory(channels_last):
+    """Rows before classes, and a part of a larger map: neither lies as either layout does."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    for logits in (
+        torch.randn(2, 5, 3, 8).transpose(1, 2).contiguous().transpose(1, 2),
+        torch.randn(2, 5, 9, 12).to(memory_format=layout)[:, :, 1:-1, 2:-3],
+        torch.randn(2, 9, 7, 6).to(memory_format=layout)[:, 2:6],
+    ):
+        ours, theirs = (logits.detach().requires_grad_() for _ in range(2))
+        weights = torch.rand(logits[:, 0].shape)
+        (gradient,) = torch.autograd.grad((lean_entropy(ours) * weights).sum(), ours)
+        (judge,) = torch.autograd.grad((entropy(theirs) * weights).sum(), theirs)
+        torch.testing.assert_close(gradient, judge, rtol=1e-5, atol=1e-6)
 
 
 def test_lean_entropy_of_extreme_logits_is_finite_and_zero():

@@ -74,7 +74,7 @@ def test_arrows_point_one_way():
     sources = {"models", "data", "protocols", "metrics"}
     long_work = {"files", "interrupt", "progress", "provenance"}
     allowed = {
-        "lean": {"lean", "insertion"},
+        "lean": {"lean", "insertion", "losses"},
         "adapters": paper | {"_version", "adapters", "lean"},
         "calibration": paper | {"_version", "adapters", "calibration", "data", "reports"},
         "models": {"models", "files", "profile"},

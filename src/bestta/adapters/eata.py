@@ -39,7 +39,7 @@ from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.preparation import Preparation, source_loss
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import at_least_one, not_negative, one_of, prior_strength, within
-from bestta.losses import entropy
+from bestta.lean import lean_entropy
 
 AVERAGE = "average/probabilities"
 
@@ -173,7 +173,7 @@ class Eata(Adapter):
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """Predict, choose samples, and descend along their weighted entropy and the anchor."""
         logits = self.network(image, self.weights)
-        uncertainty = entropy(logits)
+        uncertainty = lean_entropy(logits)
         probabilities = probabilities_of(logits)
         ceiling = self.config.margin * math.log(logits.shape[1])
 

@@ -54,7 +54,7 @@ from bestta.adapters.preparation import Preparation, source_loss
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import at_least_one, not_negative, prior_strength, within
 from bestta.insertion import find_module, skeleton
-from bestta.losses import entropy
+from bestta.lean import lean_entropy
 from bestta.moments import moments
 from bestta.outputs import OutputKey, select_logits
 
@@ -450,7 +450,7 @@ class Ecotta(Adapter):
             with torch.no_grad():
                 return self.network(image)[0], StepReport(reason="the blocks are held still: lr=0")
         logits, distances = self.network(image)
-        reliable = self.keep_reliable(entropy(logits), classes=logits.shape[1])
+        reliable = self.keep_reliable(lean_entropy(logits), classes=logits.shape[1])
         losses = {"distillation": torch.stack(list(distances.values())).sum()}
         total = self.config.lambda_distillation * losses["distillation"]
         if len(reliable):

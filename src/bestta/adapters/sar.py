@@ -48,7 +48,7 @@ from bestta.adapters.network import assign, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import at_least_one, not_negative, prior_strength, within
-from bestta.losses import entropy
+from bestta.lean import lean_entropy
 
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
@@ -125,14 +125,14 @@ class Sar(Adapter):
         """Predict, climb, take the gradient there and the step here; recover if need be."""
         logits = self.network(image, self.weights)
         ceiling = self.config.margin * math.log(logits.shape[1])
-        below = entropy(logits)
+        below = lean_entropy(logits)
         reliable = below.detach() < ceiling
         if not bool(reliable.any()):
             return logits, StepReport(reason="no sample is reliable")
         loss = below[reliable].mean()
         climbed = climb(self.weights, gradients(loss, self.weights), self.config.rho)
 
-        above = entropy(self.network(image, climbed))
+        above = lean_entropy(self.network(image, climbed))
         reliable &= above.detach() < ceiling
         losses = {"entropy": loss.item()}
         if not bool(reliable.any()):

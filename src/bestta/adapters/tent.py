@@ -19,7 +19,7 @@ from bestta.adapters.network import gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
 from bestta.adapters.settings import not_negative, prior_strength, within
-from bestta.losses import entropy_loss
+from bestta.lean import lean_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Tent(Adapter):
     def step(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """Predict, and descend along the entropy."""
         logits = self.network(image, self.weights)
-        entropy = entropy_loss(logits)
+        entropy = lean_entropy(logits).mean()
         self.optimiser.step(gradients(entropy, self.weights))
         return logits, StepReport(adapted=True, losses={"entropy": entropy.item()})
 
