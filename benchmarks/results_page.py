@@ -121,6 +121,15 @@ SECTIONS = (
         bars=True,
     ),
     Section(
+        "cifar10-costly",
+        "Table 3 with the costly methods, every 8th image",
+        "CoTTA, PETAL and MEMO look at 32 altered copies of each image. They run on every 8th "
+        "image of each corruption, and all others are scored on just those images as well.",
+        (f"{CIFAR} --study methods-costly-classification --jobs 2",),
+        ("time and memory",),
+        (bubbles,),
+    ),
+    Section(
         "parts",
         "What the parts of bestta+ are worth",
         SHORTENED,
@@ -191,8 +200,13 @@ SECTIONS = (
 TUNING = (
     ("Segmentation", ("tuning/weather", "tuning/corruptions")),
     ("Segmentation, ten rounds of weather", ("tuning/weather-long",)),
+    (
+        "Segmentation, costly methods, every 4th frame",
+        ("tuning/weather-costly", "tuning/corruptions-costly"),
+    ),
     ("Classification", ("tuning/cifar10",)),
     ("Classification, 5,000 images of each corruption", ("tuning/cifar10-long",)),
+    ("Classification, costly methods, every 8th image", ("tuning/cifar10-costly",)),
 )
 """What settings were chosen by; where two speak of the same method of a task, the later one."""
 
@@ -418,9 +432,14 @@ def tuning(measured: Path) -> list[str]:
         "```\nbestta bench tuning-weather --data CITYSCAPES --study settings --precision bf16\n"
         "bestta bench tuning-corruptions --data CITYSCAPES --study settings --precision bf16\n"
         "bestta bench tuning-weather --data CITYSCAPES --study settings-long --precision bf16\n"
+        "bestta bench tuning-weather --data CITYSCAPES --study settings-costly --precision bf16\n"
+        "bestta bench tuning-corruptions --data CITYSCAPES --study settings-costly "
+        "--precision bf16\n"
         "bestta bench tuning-cifar10 --data CIFAR-10 --study settings-classification "
         "--precision bf16\n"
-        "bestta bench tuning-cifar10 --data CIFAR-10 --study settings-memory --precision bf16\n```"
+        "bestta bench tuning-cifar10 --data CIFAR-10 --study settings-memory --precision bf16\n"
+        "bestta bench tuning-cifar10 --data CIFAR-10 --study settings-costly-classification "
+        "--precision bf16\n```"
     )
     return ["## How the settings were chosen", about, *parts, commands]
 

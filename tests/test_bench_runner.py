@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -749,12 +750,21 @@ def test_a_record_says_what_it_took(tmp_path):
     cost = played(run_of("bestta", images=3), tmp_path)["cost"]
     for name in ("call_ms", "predict_ms", "adapt_ms"):
         assert 0 < cost[name]["median"] <= cost[name]["p95"]
+        assert cost[name]["mean"] > 0
     assert cost["predict_ms"]["median"] < cost["call_ms"]["p95"]
     assert cost["timed"] == 4  # of three frames a block the first and the last
     assert cost["seconds"] > 6 * 1e-3 * cost["predict_ms"]["median"]
     assert cost["started"] <= cost["finished"]
     assert (cost["sittings"], len(cost["load"])) == (1, 1)
     assert cost["peak_bytes"] is None  # was not asked for
+
+
+def test_the_mean_time_is_that_of_every_call_but_the_first(tmp_path, monkeypatch):
+    """Also of calls that were not held against a plain forward: here the second of each block."""
+    counting = SimpleNamespace(**{**vars(np), "mean": len})
+    monkeypatch.setattr(runner, "np", counting)
+    cost = played(run_of("source", images=3), tmp_path)["cost"]
+    assert (cost["call_ms"]["mean"], cost["predict_ms"]["mean"]) == (5.0, 3.0)
 
 
 def test_the_seconds_of_all_sittings_are_counted(tmp_path):

@@ -736,6 +736,17 @@ def test_a_ratio_measured_image_by_image_wins_over_that_of_medians():
     assert texts(column(table, "× plain forward")) == {"SOURCE": "1.25", "BESTTA": "4.75"}
 
 
+def test_in_the_mean_all_calls_count_where_they_were_kept():
+    """Two calls of 5 ms and one of 50 have a median of 5 and a mean of 20."""
+    seldom, older = timed("bestta", 5, 5), timed("tent", 10, 5)
+    seldom["cost"]["call_ms"]["mean"], seldom["cost"]["predict_ms"]["mean"] = 20.0, 5.0
+    older["cost"]["mean_ratio"] = 2.25
+    table = titled(tables_of(group(timed("source", 5, 5), seldom, older)), "cost")
+    expected = {"SOURCE": "–", "BESTTA": "4.00", "TENT": "2.25"}
+    assert texts(column(table, "× plain forward, mean")) == expected
+    assert column(table, "× plain forward")["BESTTA"].text == "1.00"
+
+
 def test_times_of_different_machines_are_not_set_against_each_other():
     origin = fake_record()["provenance"]
     other = {"provenance": origin | {"machine": origin["machine"] | {"cpu": "Other CPU"}}}

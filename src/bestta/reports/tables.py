@@ -273,6 +273,7 @@ def _cost(group: Group) -> Table:
         sketch.append((Column("source's call", "×"), lambda entry: _times_source(group, entry)))
     sketch += [
         (Column("plain forward", "×"), _times_forward),
+        (Column("plain forward, mean", "×"), _times_forward_in_the_mean),
         (Column("peak (MB)", "Memory"), lambda entry: _mb(entry.mean(_cost_of("peak_bytes")))),
         _memory(Column("over the model (MB)", "Memory")),
         _trained(Column("trained", "Parameters")),
@@ -285,7 +286,7 @@ def _cost(group: Group) -> Table:
     notes = [
         "Time per image. Plain forward: the source model alone on the same images, in the same "
         "run; adds: what the method needs beyond it. A ratio to the plain forward of the same run "
-        "is surer than one between runs.",
+        "is surer than one between runs; in the mean, it counts what is done on few images, too.",
         f"Timed on {span([f'{count:,}' for count in timed])} calls a run." if timed else "",
         *looked_notes(group),
         *memory_notes(group),
@@ -691,6 +692,14 @@ def _times_forward(entry: Entry) -> Cell:
         return shown(measured, 2)
     call, plain = _cost_of("call_ms", "median"), _cost_of("predict_ms", "median")
     return _ratio(entry.mean(call), entry.mean(plain))
+
+
+def _times_forward_in_the_mean(entry: Entry) -> Cell:
+    """The mean time of all calls by that of plain forwards; older records have sampled calls."""
+    call, plain = (entry.mean(_cost_of(name, "mean")) for name in ("call_ms", "predict_ms"))
+    if call is None or plain is None:
+        return shown(entry.mean(_cost_of("mean_ratio")), 2)
+    return _ratio(call, plain)
 
 
 def _ratio(part: float | None, whole: float | None) -> Cell:
