@@ -123,8 +123,9 @@ SECTIONS = (
     Section(
         "cifar10-costly",
         "Table 3 with the costly methods, every 8th image",
-        "CoTTA, PETAL and MEMO look at 32 altered copies of each image. They run on every 8th "
-        "image of each corruption, and all others are scored on just those images as well.",
+        "MEMO looks at 32 altered copies of each image, CoTTA and PETAL at those of each that the "
+        "source model is unsure of. They and EcoTTA run on every 8th image of each corruption, and "
+        "all others are scored on just those images as well.",
         (f"{CIFAR} --study methods-costly-classification --jobs 2",),
         ("time and memory",),
         (bubbles,),
@@ -401,6 +402,8 @@ def tuning(measured: Path) -> list[str]:
         found = [groups(read_records([place])) for place in places]
         columns = [{e.label: e for group in some for e in group.entries} for some in found]
         labels = sorted(label for label in columns[0] if all(label in c for c in columns))
+        if not labels:
+            continue
         higher = columns[0][labels[0]].record["higher_is_better"]
         best: dict[str, float] = {}
         mean = {label: mean_of([column[label] for column in columns]) for label in labels}

@@ -761,10 +761,16 @@ def test_a_record_says_what_it_took(tmp_path):
 
 def test_the_mean_time_is_that_of_every_call_but_the_first(tmp_path, monkeypatch):
     """Also of calls that were not held against a plain forward: here the second of each block."""
-    counting = SimpleNamespace(**{**vars(np), "mean": len})
-    monkeypatch.setattr(runner, "np", counting)
-    cost = played(run_of("source", images=3), tmp_path)["cost"]
-    assert (cost["call_ms"]["mean"], cost["predict_ms"]["mean"]) == (5.0, 3.0)
+    given: dict[str, list[list[float]]] = {"median": [], "mean": []}
+
+    def noting(name):
+        return lambda times: given[name].append(list(times)) or 1.0
+
+    changed = {name: noting(name) for name in given}
+    monkeypatch.setattr(runner, "np", SimpleNamespace(**{**vars(np), **changed}))
+    played(run_of("source", images=3), tmp_path)
+    assert [len(times) for times in given["median"][:3]] == [6, 4, 4]  # call, predict, adapt
+    assert given["mean"][:3] == [times[1:] for times in given["median"][:3]]
 
 
 def test_the_seconds_of_all_sittings_are_counted(tmp_path):

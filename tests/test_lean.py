@@ -1440,7 +1440,7 @@ def test_lean_entropy_is_the_entropy_and_has_its_gradient(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("shape", [(2, 19, 71, 64), (1, 3, 1, 1), (1, 40, 3, 2000), (3, 10)])
+@pytest.mark.parametrize("shape", [(2, 19, 71, 64), (2, 3, 1, 1), (1, 40, 3, 2000), (3, 10)])
 def test_lean_entropies_are_the_entropies_and_have_their_gradient(shape, channels_last, dtype):
     """Of each prediction, weighed as it comes: some of them count for nothing."""
     logits = (torch.randn(shape, dtype=torch.float64) * 3).to(dtype)
@@ -1467,15 +1467,40 @@ def test_lean_entropies_of_logits_in_any_order_of_memory(channels_last):
     """Rows before classes, and a part of a larger map: neither lies as either layout does."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     for logits in (
-        torch.randn(2, 5, 3, 8).transpose(1, 2).contiguous().transpose(1, 2),
-        torch.randn(2, 5, 9, 12).to(memory_format=layout)[:, :, 1:-1, 2:-3],
-        torch.randn(2, 9, 7, 6).to(memory_format=layout)[:, 2:6],
+        torch.randn(2, 5, 130, 160).transpose(1, 2).contiguous().transpose(1, 2),
+        torch.randn(2, 5, 140, 160).to(memory_format=layout)[:, :, 1:-1, 2:-3],
+        torch.randn(2, 9, 150, 160).to(memory_format=layout)[:, 2:6],
     ):
         ours, theirs = (logits.detach().requires_grad_() for _ in range(2))
         weights = torch.rand(logits[:, 0].shape)
-        (gradient,) = torch.autograd.grad((lean_entropy(ours) * weights).sum(), ours)
-        (judge,) = torch.autograd.grad((entropy(theirs) * weights).sum(), theirs)
+        seen, expected = lean_entropy(ours), entropy(theirs)
+        torch.testing.assert_close(seen, expected)
+        (gradient,) = torch.autograd.grad((seen * weights).sum(), ours)
+        (judge,) = torch.autograd.grad((expected * weights).sum(), theirs)
         torch.testing.assert_close(gradient, judge, rtol=1e-5, atol=1e-6)
+
+
+def test_lean_entropies_of_impossible_classes_are_those_of_the_others():
+    """A logit of −∞ has p log p → 0, and no gradient: as if there were no such class."""
+    possible = torch.randn(1, 8, 100, 100)
+    logits = torch.cat([possible, torch.full((1, 1, 100, 100), -torch.inf)], 1).requires_grad_()
+    seen = lean_entropy(logits)
+    torch.testing.assert_close(seen, entropy(possible))
+    (gradient,) = torch.autograd.grad(seen.sum(), logits)
+    assert gradient[:, -1].abs().max() < 1e-30
+    assert gradient.isfinite().all()
+
+
+def test_lean_entropies_refuse_the_gradient_of_their_gradient():
+    logits = torch.randn(1, 8, 100, 100, requires_grad=True)
+    with pytest.raises(RuntimeError, match="gradient of a gradient"):
+        torch.autograd.grad(lean_entropy(logits).sum(), logits, create_graph=True)
+
+
+def test_only_large_maps_of_a_cpu_are_taken_strip_by_strip():
+    small, large = (torch.zeros(9, 8, n, n, requires_grad=True) for n in (32, 100))
+    names = [type(lean_entropy(x).grad_fn).__name__ for x in (small, large)]
+    assert [name == "_EntropyBackward" for name in names] == [False, True]
 
 
 def test_lean_entropy_of_extreme_logits_is_finite_and_zero():

@@ -134,11 +134,13 @@ def test_the_settings_in_the_tables_are_those_that_did_best(task, grid, tables, 
     ]
     chosen = {label.partition(" (")[0]: label for label in bold if " (" in label}
     assert len(chosen) == sum(" (" in label for label in bold)
-    longer = "settings-memory" if task == "Classification" else "settings-long"
-    grids = (grid, longer)
+    classifies = task == "Classification"
+    longer = "settings-memory" if classifies else "settings-long"
+    grids = (grid, longer, "settings-costly-classification" if classifies else "settings-costly")
     every = {v.label: (v.method, v.settings) for name in grids for v in read_study(name).variants}
+    costly = "methods-costly-classification" if classifies else "methods-costly"
     checked = 0
-    for variant in read_study(tables).variants:
+    for variant in (*read_study(tables).variants, *read_study(costly).variants):
         if variant.label in chosen and not variant.label.startswith("bestta"):
             assert every[chosen[variant.label]] == (variant.method, variant.settings)
             checked += 1

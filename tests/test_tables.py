@@ -438,7 +438,7 @@ def test_figures_in_notes_have_thousands_apart_and_keep_their_percent_sign():
     record["cost"]["timed"] = 1_234
     made = tables_of(group(record))
     assert any("12,345 frames" in note for note in made[0].notes)
-    assert any("1,234 calls" in note for note in titled(made, "cost").notes)
+    assert any("1,234 images" in note for note in titled(made, "cost").notes)
     notes = titled(made, "correlation")
     # Markdown, too, keeps the space that does not break.
     for text in ("\n".join(notes.notes), notes.markdown().partition("- ")[2]):
@@ -744,6 +744,7 @@ def test_in_the_mean_all_calls_count_where_they_were_kept():
     table = titled(tables_of(group(timed("source", 5, 5), seldom, older)), "cost")
     expected = {"SOURCE": "–", "BESTTA": "4.00", "TENT": "2.25"}
     assert texts(column(table, "× plain forward, mean")) == expected
+    assert "For TENT it is the mean of sampled images' ratios" in table.notes[0]
     assert column(table, "× plain forward")["BESTTA"].text == "1.00"
 
 

@@ -34,9 +34,11 @@ def lean_entropy_loss(logits: Tensor, channels_last: bool = False) -> Tensor:
 def lean_entropy(logits: Tensor) -> Tensor:
     """The entropy of each prediction: (B,) of (B, K), (B, H, W) of (B, K, H, W).
 
-    The gradient lies in memory as the logits do.
+    The gradient lies in memory as the logits do, is in their dtype before it is multiplied, and can
+    be asked for once. A class that is impossible, of a logit of −∞, has its limit: it adds nothing.
+    Small maps, and those that are not on a CPU, go the plain way, which is quicker for them.
     """
-    if logits.dim() != 4:
+    if logits.dim() != 4 or logits.device.type != "cpu" or logits[:1].numel() < _STRIP:
         return entropy(logits)
     each: Tensor = _Entropy.apply(logits)  # type: ignore[no-untyped-call]
     return each

@@ -286,8 +286,11 @@ def _cost(group: Group) -> Table:
     notes = [
         "Time per image. Plain forward: the source model alone on the same images, in the same "
         "run; adds: what the method needs beyond it. A ratio to the plain forward of the same run "
-        "is surer than one between runs; in the mean, it counts what is done on few images, too.",
-        f"Timed on {span([f'{count:,}' for count in timed])} calls a run." if timed else "",
+        "is surer than one between runs; in the mean, what is done on few images counts, too."
+        + _of_sampled_calls(group),
+        f"Plain forwards timed on {span([f'{count:,}' for count in timed])} images a run."
+        if timed
+        else "",
         *looked_notes(group),
         *memory_notes(group),
         *notes_of(group, brief=False),
@@ -695,11 +698,29 @@ def _times_forward(entry: Entry) -> Cell:
 
 
 def _times_forward_in_the_mean(entry: Entry) -> Cell:
-    """The mean time of all calls by that of plain forwards; older records have sampled calls."""
-    call, plain = (entry.mean(_cost_of(name, "mean")) for name in ("call_ms", "predict_ms"))
-    if call is None or plain is None:
+    """The mean time of all calls by that of plain forwards, or what older records have of it."""
+    if not _has_mean_times(entry):
         return shown(entry.mean(_cost_of("mean_ratio")), 2)
-    return _ratio(call, plain)
+    return _ratio(*(entry.mean(_cost_of(name, "mean")) for name in ("call_ms", "predict_ms")))
+
+
+def _has_mean_times(entry: Entry) -> bool:
+    return entry.mean(_cost_of("call_ms", "mean")) is not None
+
+
+def _of_sampled_calls(group: Group) -> str:
+    """Which means are of another kind."""
+    older = [
+        e.label
+        for e in group.entries
+        if not _has_mean_times(e) and e.mean(_cost_of("mean_ratio")) is not None
+    ]
+    if not older:
+        return ""
+    return (
+        f" For {', '.join(older)} it is the mean of sampled images' ratios, which noise makes a "
+        "little larger."
+    )
 
 
 def _ratio(part: float | None, whole: float | None) -> Cell:
