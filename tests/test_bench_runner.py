@@ -34,7 +34,7 @@ from bench import (
 from bestta import models
 from bestta.adapters import registry
 from bestta.adapters.registry import method_class
-from bestta.benchmark import runner, tally
+from bestta.benchmark import passages, runner, tally
 from bestta.benchmark.checkpoints import Checkpoints
 from bestta.benchmark.config import (
     Method,
@@ -308,16 +308,9 @@ QUICK = [
 
 @pytest.mark.parametrize("name", ["source", "bn_stats", "alpha_bn"])
 def test_what_remembers_nothing_answers_the_frames_of_later_rounds_once(
-    name, tmp_path, monkeypatch
+    name, tmp_path, stepped, monkeypatch
 ):
-    known, calls = method_class(name), []
-    step = known.step
-
-    def counting(self, image):
-        calls.append(image)
-        return step(self, image)
-
-    monkeypatch.setattr(known, "step", counting)
+    known, calls = method_class(name), stepped(name)
     run = run_of(
         method(name),
         size=(32, 32),
@@ -408,6 +401,78 @@ def watched(tmp_path_factory):
     out = tmp_path_factory.mktemp("watched")
     run = run_of("bestta", images=3, rounds=2, batch=2, **INSTRUMENTS)
     return run, played(run, out), out
+
+
+@pytest.fixture
+def stepped(monkeypatch):
+    """How often a method was made to step, by name."""
+
+    def counted(name):
+        known, calls = method_class(name), []
+        step = known.step
+
+        def counting(self, image):
+            calls.append(image)
+            return step(self, image)
+
+        monkeypatch.setattr(known, "step", counting)
+        return calls
+
+    return counted
+
+
+RETURNING = {
+    # Reset at each change, every round but the first is the first over again.
+    "tent_reset": (read_method("tent_reset", lr=0.02), {"rounds": 3}, 1 / 3),
+    # What swells fades: each corruption at 1, 2 and then at 1 once more.
+    "tent_reset, gradual": (
+        read_method("tent_reset", lr=0.02),
+        {
+            "recipe": "gradual",
+            "effect": "corruptions",
+            "conditions": ("fog", "snow"),
+            "severities": (1, 2, 1),
+            "rounds": 1,
+        },
+        2 / 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RETURNING)
+def test_a_block_that_begins_as_an_equal_one_did_is_not_played_again(
+    case, tmp_path, stepped, monkeypatch
+):
+    chosen, changes, share = RETURNING[case]
+    run = run_of(chosen, size=(32, 32), images=5, **INSTRUMENTS | {"similarities": False} | changes)
+    calls = stepped(chosen.method)
+
+    def steps(out):
+        calls.clear()
+        record = played(run, out)
+        looks = len(record["source_scores"])  # each at one image
+        return record, len(calls) - looks
+
+    few, made = steps(tmp_path / "few")
+    monkeypatch.setattr(passages, "LARGE", -1)  # none is kept
+    every, needed = steps(tmp_path / "every")
+    assert needed == few["stream"]["frames"]
+    assert made == pytest.approx(share * needed)
+    assert lasting(few) == lasting(every)
+    assert pictures(tmp_path / "few", few) == pictures(tmp_path / "every", every)
+    monkeypatch.undo()
+    # Stopped within the first block, at the end of one, and within one that is not played.
+    parts, stopped = played_in_parts(run, tmp_path / "parts", {2, 10, 17, 20})
+    assert stopped >= 3
+    assert lasting(parts) == lasting(every)
+    assert pictures(tmp_path / "parts", parts) == pictures(tmp_path / "every", every)
+
+
+def test_a_method_that_goes_on_learning_answers_every_frame(tmp_path, stepped):
+    calls = stepped("tent")
+    plain = {"source": None, "embeddings": False, "forgetting": False}
+    record = played(run_of(method("tent"), size=(32, 32), rounds=3, images=2, **plain), tmp_path)
+    assert len(calls) == record["stream"]["frames"]
 
 
 @pytest.mark.parametrize("stops", [{3}, {6}, {8}, {12}, {2, 3, 6, 9, 12}], ids=str)

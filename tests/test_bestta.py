@@ -740,7 +740,7 @@ def test_a_state_is_saved_and_taken_up_after_whichever_image(segmenter, profile,
         first(image)
         first.save(tmp_path / "camera.safetensors")
         second.load(tmp_path / "camera.safetensors")
-        assert same(first._whole_state(), second._whole_state())
+        assert same(first.whole_state(), second.whole_state())
 
 
 def test_a_saved_state_is_kilobytes(segmenter, profile, tmp_path):

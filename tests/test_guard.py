@@ -540,7 +540,7 @@ def test_a_guarded_stream_that_was_stopped_goes_on_to_the_bit(segmenter, profile
     second.load(tmp_path / "state.safetensors")
     for image, logits in zip(images[9:], expected[9:], strict=True):
         assert torch.equal(second(image), logits)
-    assert same(second._whole_state(), through._whole_state())
+    assert same(second.whole_state(), through.whole_state())
 
 
 def test_a_state_saved_without_a_guard_is_taken_up_with_one_and_the_other_way(
@@ -559,12 +559,12 @@ def test_a_state_saved_without_a_guard_is_taken_up_with_one_and_the_other_way(
 
 
 def test_reset_forgets_what_the_guard_knew(guarded):
-    start = guarded._whole_state()
+    start = guarded.whole_state()
     for image in stream(9, seed=8, **FOG):
         guarded(image)
     assert guarded.guard.looks > 0
     guarded.reset()
-    assert same(guarded._whole_state(), start)
+    assert same(guarded.whole_state(), start)
     assert guarded.guard.looks == 0
 
 
@@ -749,11 +749,11 @@ def test_a_damaged_memory_of_the_guard_is_refused_and_changes_nothing(
     adapter.guard.home = None
     for image in stream(6, seed=8, **FOG):
         adapter(image)
-    state = {name: tensor.clone() for name, tensor in adapter._whole_state().items()}
+    state = {name: tensor.clone() for name, tensor in adapter.whole_state().items()}
     damage(state)
     path = tmp_path / "state.safetensors"
     with monkeypatch.context() as patch:
-        patch.setattr(type(adapter), "_whole_state", lambda self: state)
+        patch.setattr(type(adapter), "whole_state", lambda self: state)
         adapter.save(path)
     fresh = bestta.adapt(segmenter, profile, layers=("layer1",), guard_margin=-1e6)
     with pytest.raises(ValueError, match="damaged"):

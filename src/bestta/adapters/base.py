@@ -158,7 +158,7 @@ class Adapter(ABC):
         except BaseException:
             self._release()
             raise
-        self._start = compact(self._whole_state())
+        self._start = compact(self.whole_state())
 
     # --- what a method writes -------------------------------------------------------------
 
@@ -312,18 +312,18 @@ class Adapter(ABC):
         trial of its own is answered by what was learned up to now.
         """
         with torch.inference_mode(False):
-            before, last = self._whole_state(), self.last
+            before, last = self.whole_state(), self.last
         try:
             yield
         finally:
             with torch.inference_mode(False):
-                self._restore_whole(before)
+                self.restore_whole(before)
             self.last = last
 
     @torch.inference_mode(False)
     def reset(self) -> None:
         """Back to the exact starting point: as if no image had been seen."""
-        self._restore_whole(self._start)
+        self.restore_whole(self._start)
         self.last = StepReport(reason="reset")
 
     def remove(self) -> None:
@@ -340,7 +340,7 @@ class Adapter(ABC):
             "model": vars(self._identity()),
             "settings": self.settings,
         }
-        save_tensors(path, self._whole_state(), about)
+        save_tensors(path, self.whole_state(), about)
 
     @torch.inference_mode(False)
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -385,7 +385,30 @@ class Adapter(ABC):
             good = {k.removeprefix(GOOD): v for k, v in own.items() if k.startswith(GOOD)}
             if good:
                 self.check_state(good)
-        self._restore_whole(state)
+        self.restore_whole(state)
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Everything that later answers depend on: what is learned, counters, chance, the guard's.
+
+        To go back to by `restore_whole`, and to be read only: it may share tensors.
+        """
+        return {
+            **self.snapshot(),
+            **{name: torch.tensor(getattr(self, name)) for name in COUNTERS},
+            "generator": self.generator.get_state(),
+            **(self.guard.state() if self.guard is not None else {}),
+        }
+
+    def restore_whole(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to what `whole_state` returned."""
+        own = dict(state)
+        for name in COUNTERS:
+            setattr(self, name, int(own.pop(name)))
+        self.generator.set_state(own.pop("generator"))
+        guarding = {name: own.pop(name) for name in list(own) if name.startswith(PREFIX)}
+        if self.guard is not None:
+            self.guard.restore(guarding)
+        self.restore(own)
 
     @torch.inference_mode(False)
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -507,7 +530,7 @@ class Adapter(ABC):
 
     def _transaction(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """A step of which nothing remains if it raises or is not finite."""
-        before = self._whole_state()
+        before = self.whole_state()
         try:
             with self._slowed_down():
                 prediction, report = self.step(image)
@@ -517,10 +540,10 @@ class Adapter(ABC):
             elif not report.rolled_back and not is_finite(*self._learned()):
                 report = StepReport.undone("the state after the step is not finite", report.losses)
         except BaseException:
-            self._restore_whole(before)
+            self.restore_whole(before)
             raise
         if report.rolled_back:
-            self._restore_whole(before)
+            self.restore_whole(before)
         if not finite:
             prediction, report = self.predict_source(image), replace(report, skipped=True)
         return prediction, report
@@ -532,24 +555,6 @@ class Adapter(ABC):
 
     def _identity(self) -> ModelIdentity:
         return self.profile.model if self.profile else ModelIdentity.of(self.model)
-
-    def _whole_state(self) -> dict[str, Tensor]:
-        return {
-            **self.snapshot(),
-            **{name: torch.tensor(getattr(self, name)) for name in COUNTERS},
-            "generator": self.generator.get_state(),
-            **(self.guard.state() if self.guard is not None else {}),
-        }
-
-    def _restore_whole(self, state: Mapping[str, Tensor]) -> None:
-        own = dict(state)
-        for name in COUNTERS:
-            setattr(self, name, int(own.pop(name)))
-        self.generator.set_state(own.pop("generator"))
-        guarding = {name: own.pop(name) for name in list(own) if name.startswith(PREFIX)}
-        if self.guard is not None:
-            self.guard.restore(guarding)
-        self.restore(own)
 
 
 def check_shapes(

@@ -64,13 +64,16 @@ class Histograms:
         if bool(keep.any()):
             self.source += self._counts(features[keep])
 
-    def add(self, condition: str, plain: Tensor, adapted: Tensor) -> None:
+    def add(self, condition: str, plain: Tensor, adapted: Tensor) -> Tensor | None:
         """Count features of images of a condition; images with any that is not finite are not.
 
         Args:
             condition: What the images are of.
             plain: The source model's features, (B, C, H, W) or (B, N, C).
             adapted: The adapted model's, of the same shape.
+
+        Returns:
+            What they add, for `include` to add it again; None if that is nothing.
         """
         if plain.shape != adapted.shape:
             raise ValueError(
@@ -80,15 +83,25 @@ class Histograms:
         self._check(plain)
         keep = _finite(plain) & _finite(adapted)
         if not bool(keep.any()):
-            return
-        if condition not in self.conditions:
-            self.conditions[condition] = self._no_condition()
-        entry = self.conditions[condition]
-        entry["images"] += int(keep.sum())
+            return None
+        found = {"images": keep.sum()}
         for side, features in (("target", plain[keep]), ("adapted", adapted[keep])):
-            entry[f"{side}_counts"] += self._counts(features)
-            means = pooled(features, self.channel_dim).double().sum(0).cpu()
-            entry[f"{side}_sums"] += means
+            found[f"{side}_counts"] = self._counts(features)
+            found[f"{side}_sums"] = pooled(features, self.channel_dim).double().sum(0)
+        # In one piece, as float64: counts are whole numbers in it, too.
+        spread = torch.cat([found[kind].double().cpu().flatten() for kind in self._no_condition()])
+        self.include(condition, spread)
+        return spread
+
+    def include(self, condition: str, spread: Tensor) -> None:
+        """Add what `add` returned."""
+        entry = self.conditions.setdefault(condition, self._no_condition())
+        start = 0
+        for kind in self._no_condition():  # in this order; a file may return them in another
+            sum_ = entry[kind]
+            more = spread[start : start + sum_.numel()]
+            sum_ += more.view_as(sum_).to(sum_.dtype)
+            start += sum_.numel()
 
     def distance(self, condition: str, side: Side) -> float:
         """Mean over the channels of ``|mean − μ̄_s| / σ̄_s``, silent channels left out."""

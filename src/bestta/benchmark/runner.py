@@ -32,6 +32,7 @@ from bestta.benchmark.config import Run
 from bestta.benchmark.histograms import Histograms
 from bestta.benchmark.memory import peak_memory
 from bestta.benchmark.parts import Note, assemble, identity, load_plugins
+from bestta.benchmark.passages import Answered, Passage, beginning_of
 from bestta.benchmark.probe import Probe, default_layer
 from bestta.benchmark.similarity import Similarities
 from bestta.benchmark.streams import describe, digest_of_names, source_images, stream_of
@@ -165,16 +166,24 @@ class Execution:
         self.tally.sittings.append({"started": _now(), "load": _load()})
         self.commits = list(dict.fromkeys([*self.commits_before, provenance()["commit"]]))
         self.shown = self._to_show()
-        # Rounds show the same frames: a method that remembers nothing answers each of them once.
-        self.repeats = (
-            not self.adapter.remembers
-            and not self.adapter.config.guard
-            and run.protocol.batch == 1
+        self.shown_names = {stream.name_at(position) for position in self.shown}
+        shown_again = (
+            run.protocol.batch == 1
             and not run.protocol.redraw
             and (stream.rounds > 1 or run.protocol.recipe == "gradual")
         )
+        # Rounds show the same frames: a method that remembers nothing answers each of them once.
+        forgets = not self.adapter.remembers and not self.adapter.config.guard
+        self.repeats = shown_again and forgets
         self.answered: dict[tuple[str, str], tuple[int, StepReport]] = {}
         self.counts: Tensor | None = None
+        # One that remembers may come back to where it was: by a reset, say.
+        self.returns = shown_again and not self.repeats and not run.protocol.similarities
+        self.passages: dict[bytes, Passage] = {}
+        self.passing: Passage | None = None
+        """The block under way, to be kept."""
+        self.retracing: Passage | None = None
+        """The earlier block that the one under way repeats."""
 
     # --- the stream -----------------------------------------------------------------------
 
@@ -193,18 +202,26 @@ class Execution:
         for batch in batches(frames, run.protocol.batch):
             block = batch[0].block
             self._close_blocks(before=block.index)
-            if tally.frames["block"] and tally.frames["block"][-1] != block.index:
+            last = tally.frames["block"][-1] if tally.frames["block"] else None
+            if last is not None and last != block.index:
                 self.adapter.domain_changed()  # even if the block's first frame is unreadable
-            image = self.parts.tensor(batch)
-            if not warm:
-                self._plain(image)  # the first forward of a process is slow
-                warm = True
-            self._step(batch, image)
+            if last != block.index:
+                self._open_block(block)
+            if self.retracing is not None:
+                self._retrace(batch[0], self.retracing)
+            else:
+                image = self.parts.tensor(batch)
+                if not warm:
+                    self._plain(image)  # the first forward of a process is slow
+                    warm = True
+                self._step(batch, image)
             now = time.monotonic()
             if tell is not None:
                 looked = sum(self.source_seconds) - before
                 seconds = now - playing - looked
                 tell(self._progress(block, seconds, tally.position - done_before))
+            if self.retracing is not None:
+                continue  # the state is that of before the block until it is over, in a moment
             if self.stopping():
                 self.save()
                 raise Stopped(f"{self.name}: stopped at frame {tally.position}.")
@@ -253,19 +270,27 @@ class Execution:
         logits = fitted(logits.float().cpu(), batch)
         values: dict[str, float | None] = dict(self.adapter.last.losses)
         values.update(self._gamma())
+        spread = None
         if plain is not None and features is not None:
             if self.similarities is not None:
                 values.update(self.similarities.update(plain, features, logits))
             if self.histograms is not None and counted:
-                self.histograms.add(batch[0].domain, plain, features)
+                spread = self.histograms.add(batch[0].domain, plain, features)
         tally.trace(batch[0].position, values)
         tally.note(self.adapter.last)
         for frame, one in zip(batch, logits, strict=True):
             if frame.position in self.shown:
-                tally.show(frame, one)
+                tally.show(frame, one.argmax(0))
         found = tally.count(batch, logits)
         if self.repeats and found[0] is not None:
             self._keep_answer(batch[0], found[0])
+        if self.passing is not None:
+            frame, own = batch[0], found[0]
+            shown = (frame.domain, frame.name) in self.shown_names
+            predicted = logits[0].argmax(0).to(torch.int16) if shown else None
+            answer = Answered(self.adapter.last, values, own is not None, spread, predicted)
+            counts = None if own is None else own.counts
+            self.passing.keep(frame.position - block.start, answer, counts, len(block))
 
     def _keep_answer(self, frame: Frame, own: Metric) -> None:
         """Keep what a frame's answer counts, for when it is shown again.
@@ -281,13 +306,55 @@ class Execution:
 
     def _counted(self, row: int) -> Metric:
         assert self.counts is not None
+        return self._metric_of(self.counts[row])
+
+    def _metric_of(self, counts: Tensor) -> Metric:
         own = metric_for(self.parts.card.task, len(self.parts.card.classes))
-        own.counts = self.counts[row]
+        own.counts = counts
         return own
+
+    def _open_block(self, block: Block) -> None:
+        """See whether a block begins as an earlier one of the same frames did."""
+        if not self.returns:
+            return
+        frames = (self.stream.name_at(position) for position in range(block.start, block.stop))
+        beginning = beginning_of(self.adapter, frames)
+        if beginning is not None:
+            self.retracing = self.passages.get(beginning)
+            if self.retracing is None:
+                self.passing = Passage(beginning)
+
+    def _retrace(self, frame: Frame, passage: Passage) -> None:
+        """Count a frame as it was counted when an equal block was played, as `_step` did."""
+        place = frame.position - frame.block.start
+        if place not in passage.answers:
+            raise RuntimeError(f"{frame.name} was unreadable and is not any more: begin anew.")
+        answer = passage.answers[place]
+        if answer.spread is not None and self.histograms is not None:
+            self.histograms.include(frame.domain, answer.spread)
+        self.tally.trace(frame.position, answer.values)
+        self.tally.note(answer.report)
+        if frame.position in self.shown and answer.predicted is not None:
+            self.tally.show(frame, answer.predicted)
+        counts = passage.counts[place] if answer.counted and passage.counts is not None else None
+        self.tally.recount(frame, None if counts is None else self._metric_of(counts))
+        if place == next(reversed(passage.answers)):
+            self._end_passage()
+
+    def _end_passage(self) -> None:
+        """The block under way is over: keep its end, or take over that of the one it repeats."""
+        if self.passing is not None:
+            self.passing.close(self.adapter)
+            self.passages[self.passing.beginning] = self.passing
+        if self.retracing is not None:
+            self.retracing.leave(self.adapter)
+        self.passing = self.retracing = None
 
     def _close_blocks(self, before: int) -> None:
         """End the blocks that are over, and look at what was forgotten after each round."""
         tally = self.tally
+        if len(tally.blocks) < before:
+            self._end_passage()
         while len(tally.blocks) < before:
             block = self.stream.blocks[len(tally.blocks)]
             last_of_round = (

@@ -161,11 +161,11 @@ class Tally:
 
     # --- pictures -------------------------------------------------------------------------
 
-    def show(self, frame: Frame, logits: Tensor) -> None:
-        """Keep a frame of a condition with what was predicted for it."""
+    def show(self, frame: Frame, predicted: Tensor) -> None:
+        """Keep a frame of a condition with the classes that were predicted for it."""
         stem = "".join(c if c.isalnum() else "-" for c in frame.domain)
         entry = {"name": frame.domain, "round": frame.block.round, "frame": frame.name}
-        self.conditions.append({**entry, **self._pictures(stem, frame, logits)})
+        self.conditions.append({**entry, **self._pictures(stem, frame, predicted)})
 
     def _remember_if_bad(
         self, frame: Frame, logits: Tensor, score: float | None, badness: float
@@ -189,15 +189,14 @@ class Tally:
                 "frame": frame.name,
                 "score": score,
                 "badness": badness,
-                **self._pictures(f"worst-{frame.position}", frame, logits),
+                **self._pictures(f"worst-{frame.position}", frame, logits.argmax(0)),
             }
         )
         self.worst.sort(key=lambda entry: (-entry["badness"], entry["frame"], entry["name"]))
 
-    def _pictures(self, stem: str, frame: Frame, logits: Tensor) -> dict[str, Any]:
+    def _pictures(self, stem: str, frame: Frame, predicted: Tensor) -> dict[str, Any]:
         entry: dict[str, Any] = dict.fromkeys(("truth", "prediction", "label", "predicted"))
         entry["image"] = self._keep(f"{stem}.jpg", frame.image)
-        predicted = logits.argmax(0)
         if self.card.task == "segmentation":
             ids = predicted.to(torch.uint8).cpu().numpy()
             classes = self.card.classes
