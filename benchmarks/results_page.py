@@ -169,6 +169,30 @@ SECTIONS = (
         (f"{WEATHER} --rounds 2 --every 8 --study batch-sizes --jobs 2",),
     ),
     Section(
+        "paper-form",
+        "Why the paper's form gains what it gains",
+        "One thing put otherwise at a time, over five rounds of images that no table reports: "
+        "training images that the model was not trained on, in weather of severity 2. Behind "
+        "`layer3` unless it says otherwise.",
+        (
+            "bestta bench tuning-weather --data CITYSCAPES --precision bf16 --rounds 5 "
+            "--study paper-form --jobs 2",
+        ),
+        (),
+        (study,),
+    ),
+    Section(
+        "paper-form-cifar10",
+        "Why the paper's form collapses in classification",
+        "Likewise, over 1,000 training images of each extra corruption, behind `conv1`.",
+        (
+            "bestta bench tuning-cifar10 --data CIFAR-10 --precision bf16 "
+            "--study paper-form-classification --jobs 2",
+        ),
+        (),
+        (study,),
+    ),
+    Section(
         "correlation",
         "What goes with a good prediction (the paper's Figure 3)",
         "Through α-BN with N = 8, as in the paper, over one round of the weather: each frame's own "
