@@ -175,7 +175,11 @@ class Adapter(ABC):
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of everything the method has learned; missing means not yet begun."""
+        """A copy of everything the method has learned; missing means not yet begun.
+
+        With the counters, the generator and the guard it is all that later answers may depend on:
+        saved states and resumed runs rely on it, and so do runs that know a block by how it begins.
+        """
         return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
 
     def snapshot(self) -> dict[str, Tensor]:

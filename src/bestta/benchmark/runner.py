@@ -32,7 +32,7 @@ from bestta.benchmark.config import Run
 from bestta.benchmark.histograms import Histograms
 from bestta.benchmark.memory import peak_memory
 from bestta.benchmark.parts import Note, assemble, identity, load_plugins
-from bestta.benchmark.passages import Answered, Passage, beginning_of
+from bestta.benchmark.passages import Answered, Passages
 from bestta.benchmark.probe import Probe, default_layer
 from bestta.benchmark.similarity import Similarities
 from bestta.benchmark.streams import describe, digest_of_names, source_images, stream_of
@@ -177,13 +177,9 @@ class Execution:
         self.repeats = shown_again and forgets
         self.answered: dict[tuple[str, str], tuple[int, StepReport]] = {}
         self.counts: Tensor | None = None
-        # One that remembers may come back to where it was: by a reset, say.
-        self.returns = shown_again and not self.repeats and not run.protocol.similarities
-        self.passages: dict[bytes, Passage] = {}
-        self.passing: Passage | None = None
-        """The block under way, to be kept."""
-        self.retracing: Passage | None = None
-        """The earlier block that the one under way repeats."""
+        # One that is reset at changes comes back to where it was.
+        returns = shown_again and Passages.serve(self.adapter) and not run.protocol.similarities
+        self.passages = Passages(self.adapter) if returns else None
 
     # --- the stream -----------------------------------------------------------------------
 
@@ -207,8 +203,8 @@ class Execution:
                 self.adapter.domain_changed()  # even if the block's first frame is unreadable
             if last != block.index:
                 self._open_block(block)
-            if self.retracing is not None:
-                self._retrace(batch[0], self.retracing)
+            if self.passages is not None and self.passages.repeated is not None:
+                self._retrace(batch[0], self.passages)
             else:
                 image = self.parts.tensor(batch)
                 if not warm:
@@ -220,8 +216,11 @@ class Execution:
                 looked = sum(self.source_seconds) - before
                 seconds = now - playing - looked
                 tell(self._progress(block, seconds, tally.position - done_before))
-            if self.retracing is not None:
-                continue  # the state is that of before the block until it is over, in a moment
+            if self.passages is not None and self.passages.repeated is not None:
+                # The state is that of before the block until it is over, and so is what was saved.
+                if self.stopping():
+                    raise Stopped(f"{self.name}: stopped at frame {block.start}.")
+                continue
             if self.stopping():
                 self.save()
                 raise Stopped(f"{self.name}: stopped at frame {tally.position}.")
@@ -284,13 +283,17 @@ class Execution:
         found = tally.count(batch, logits)
         if self.repeats and found[0] is not None:
             self._keep_answer(batch[0], found[0])
-        if self.passing is not None:
+        if self.passages is not None:
             frame, own = batch[0], found[0]
             shown = (frame.domain, frame.name) in self.shown_names
-            predicted = logits[0].argmax(0).to(torch.int16) if shown else None
-            answer = Answered(self.adapter.last, values, own is not None, spread, predicted)
-            counts = None if own is None else own.counts
-            self.passing.keep(frame.position - block.start, answer, counts, len(block))
+            answer = Answered(
+                self.adapter.last,
+                values,
+                spread,
+                predicted=logits[0].argmax(0).to(torch.int16) if shown else None,
+                counts=None if own is None else own.counts,
+            )
+            self.passages.keep(frame.position - block.start, answer)
 
     def _keep_answer(self, frame: Frame, own: Metric) -> None:
         """Keep what a frame's answer counts, for when it is shown again.
@@ -315,46 +318,30 @@ class Execution:
 
     def _open_block(self, block: Block) -> None:
         """See whether a block begins as an earlier one of the same frames did."""
-        if not self.returns:
+        if self.passages is None:
             return
-        frames = (self.stream.name_at(position) for position in range(block.start, block.stop))
-        beginning = beginning_of(self.adapter, frames)
-        if beginning is not None:
-            self.retracing = self.passages.get(beginning)
-            if self.retracing is None:
-                self.passing = Passage(beginning)
+        positions = range(block.start, block.stop)
+        self.passages.open(self.stream.name_at(position) for position in positions)
+        if self.passages.repeated is not None:
+            self.save()  # for it can be stopped within, but not put down
 
-    def _retrace(self, frame: Frame, passage: Passage) -> None:
-        """Count a frame as it was counted when an equal block was played, as `_step` did."""
-        place = frame.position - frame.block.start
-        if place not in passage.answers:
-            raise RuntimeError(f"{frame.name} was unreadable and is not any more: begin anew.")
-        answer = passage.answers[place]
+    def _retrace(self, frame: Frame, passages: Passages) -> None:
+        """Count a frame as `_step` did when an equal block was played."""
+        answer = passages.take(frame.position - frame.block.start)
         if answer.spread is not None and self.histograms is not None:
             self.histograms.include(frame.domain, answer.spread)
         self.tally.trace(frame.position, answer.values)
         self.tally.note(answer.report)
         if frame.position in self.shown and answer.predicted is not None:
             self.tally.show(frame, answer.predicted)
-        counts = passage.counts[place] if answer.counted and passage.counts is not None else None
-        self.tally.recount(frame, None if counts is None else self._metric_of(counts))
-        if place == next(reversed(passage.answers)):
-            self._end_passage()
-
-    def _end_passage(self) -> None:
-        """The block under way is over: keep its end, or take over that of the one it repeats."""
-        if self.passing is not None:
-            self.passing.close(self.adapter)
-            self.passages[self.passing.beginning] = self.passing
-        if self.retracing is not None:
-            self.retracing.leave(self.adapter)
-        self.passing = self.retracing = None
+        own = None if answer.counts is None else self._metric_of(answer.counts)
+        self.tally.recount(frame, own)
 
     def _close_blocks(self, before: int) -> None:
         """End the blocks that are over, and look at what was forgotten after each round."""
         tally = self.tally
-        if len(tally.blocks) < before:
-            self._end_passage()
+        if len(tally.blocks) < before and self.passages is not None:
+            self.passages.close()
         while len(tally.blocks) < before:
             block = self.stream.blocks[len(tally.blocks)]
             last_of_round = (
