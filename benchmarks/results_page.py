@@ -52,6 +52,8 @@ class Section:
     figures: tuple[Draw, ...] = ()
     bars: bool = False
     """Whether it is one of the tables in which ours is to lead."""
+    as_listed: bool = False
+    """Whether rows come in the order of the study, and not in that of the paper's tables."""
 
 
 WEATHER = "bestta bench weather-continual --data CITYSCAPES --precision bf16"
@@ -137,6 +139,7 @@ SECTIONS = (
         (f"{WEATHER} --rounds 2 --study parts --jobs 2",),
         ("time and memory",),
         (study,),
+        as_listed=True,
     ),
     Section(
         "rho",
@@ -180,6 +183,7 @@ SECTIONS = (
         ),
         (),
         (study,),
+        as_listed=True,
     ),
     Section(
         "paper-form-cifar10",
@@ -191,6 +195,7 @@ SECTIONS = (
         ),
         (),
         (study,),
+        as_listed=True,
     ),
     Section(
         "correlation",
@@ -259,6 +264,8 @@ def written(section: Section, folder: Path, figures_at: Path | None) -> list[str
     """A section: the main table, the bars, more tables, figures, commands."""
     parts = [f"## {section.heading}", section.about]
     found = groups(read_records([folder]))
+    if section.as_listed:
+        found = [listed(group) for group in found]
     for group in found:
         first, *others = tables_of(group)
         parts.append(first.markdown().strip())
@@ -283,10 +290,23 @@ def short(table: Table, group: Group) -> str:
     return replace(table, title=title.capitalize(), notes=table.notes[:1]).markdown().strip()
 
 
+def rows_of(group: Group) -> list[str]:
+    """The labels of its study, in order."""
+    return [v.label or "" for v in read_study(group.study).variants] if group.study else []
+
+
+def listed(group: Group) -> Group:
+    """The group with its rows in the order of its study."""
+    order = rows_of(group)
+    place = {label: n for n, label in enumerate(order)}
+    ordered = sorted(group.entries, key=lambda entry: place.get(entry.label, len(order)))
+    return replace(group, entries=tuple(ordered))
+
+
 def to_come(group: Group) -> list[str]:
     """Which rows of the study there are no records of yet."""
     measured = {entry.label for entry in group.entries}
-    rows = [variant.label for variant in read_study(group.study).variants] if group.study else []
+    rows = rows_of(group)
     missing = [label for label in rows if label and label not in measured]
     return [f"Still to be measured: {', '.join(missing)}."] if missing else []
 

@@ -235,6 +235,17 @@ def test_rows_come_in_the_papers_order_with_bestta_last_and_highlighted():
     assert [row.highlighted for row in table.rows] == [False] * 7 + [True]
 
 
+def test_the_usual_form_of_bestta_comes_last_and_is_highlighted_beside_the_papers():
+    labels = ["bestta+", "BESTTA", "Source", "bestta+ (γ = 0)"]
+    records = [
+        fake_record("source" if label == "Source" else "bestta", label=label, settings={"lr": n})
+        for n, label in enumerate(labels)
+    ]
+    rows = tables_of(group(*records))[0].rows
+    assert [row.label for row in rows] == ["Source", "BESTTA", "bestta+ (γ = 0)", "bestta+"]
+    assert [row.highlighted for row in rows] == [False, False, False, True]
+
+
 def test_entries_of_one_label_are_told_apart_by_the_settings_that_differ():
     variants = [
         fake_record("bestta", label="BESTTA", settings={"seed": 0, "rho": 0.7, "lr": lr})

@@ -38,6 +38,8 @@ ORDER = (
 
 OWN = "bestta"
 """The method that the tables highlight."""
+USUAL = f"{OWN}+"
+"""What its usual form is called where the paper's stands beside it."""
 
 _NEEDED: dict[str, type | tuple[type, ...]] = {
     "id": str,
@@ -406,10 +408,10 @@ def entries_of(records: Iterable[Loaded]) -> tuple[list[Entry], list[str]]:
 
 
 def _own_highlighted(entries: list[Entry]) -> list[Entry]:
-    """The entries, one of the project's own method marked: the plain one, else the last."""
+    """The entries, one of the project's own method marked: its usual form, else the last."""
     own = [n for n, entry in enumerate(entries) if entry.method == OWN]
-    plain = [n for n in own if entries[n].label.casefold() == OWN]
-    chosen = (plain or own)[-1:]
+    named = [[n for n in own if entries[n].label.casefold() == name] for name in (USUAL, OWN)]
+    chosen = (named[0] or named[1] or own)[-1:]
     return [replace(entry, highlighted=n in chosen) for n, entry in enumerate(entries)]
 
 
@@ -459,7 +461,10 @@ def place(entry: Entry) -> tuple[Any, ...]:
         method = ORDER.index(entry.method) if entry.method in ORDER else len(ORDER)
     marks = entry.study.get("marks") or {}
     numbers = [float(m) for m in marks.values() if isinstance(m, int | float)]
-    return (_natural(str(entry.study.get("row") or "")), numbers, method)
+    label = entry.label.casefold()
+    # The paper's form, then variants of the usual one, and that one itself last.
+    own = (label == USUAL, label.startswith(USUAL))
+    return (_natural(str(entry.study.get("row") or "")), numbers, method, own)
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
