@@ -229,6 +229,7 @@ SECTIONS = (
 
 TUNING = (
     ("Segmentation", ("tuning/weather", "tuning/corruptions")),
+    ("Segmentation, blocks of 75 images", ("tuning/weather-blocks",)),
     ("Segmentation, ten rounds of weather", ("tuning/weather-long",)),
     (
         "Segmentation, costly methods, every 4th frame",
@@ -473,12 +474,14 @@ def tuning(measured: Path) -> list[str]:
         "For every method the setting in bold is the one in the tables. The images are training "
         "images that the model was not trained on; weather of severity 2 and the four corruptions "
         "that no table reports. How long to remember is chosen in longer blocks, and how large a "
-        "step on every image may be over more rounds, nearer to the tables' in length."
+        "step on every image may be over more rounds, or in longer blocks if the method is reset "
+        "after each: nearer to the tables' in length."
     )
     commands = (
         "```\nbestta bench tuning-weather --data CITYSCAPES --study settings --precision bf16\n"
         "bestta bench tuning-corruptions --data CITYSCAPES --study settings --precision bf16\n"
         "bestta bench tuning-weather --data CITYSCAPES --study settings-long --precision bf16\n"
+        "bestta bench tuning-weather --data CITYSCAPES --study settings-blocks --precision bf16\n"
         "bestta bench tuning-weather --data CITYSCAPES --study settings-costly --precision bf16\n"
         "bestta bench tuning-corruptions --data CITYSCAPES --study settings-costly "
         "--precision bf16\n"

@@ -135,8 +135,9 @@ def test_the_settings_in_the_tables_are_those_that_did_best(task, grid, tables, 
     chosen = {label.partition(" (")[0]: label for label in bold if " (" in label}
     assert len(chosen) == sum(" (" in label for label in bold)
     classifies = task == "Classification"
-    longer = "settings-memory" if classifies else "settings-long"
-    grids = (grid, longer, "settings-costly-classification" if classifies else "settings-costly")
+    costly = "settings-costly-classification" if classifies else "settings-costly"
+    longer = ("settings-memory",) if classifies else ("settings-long", "settings-blocks")
+    grids = (grid, *longer, costly)
     every = {v.label: (v.method, v.settings) for name in grids for v in read_study(name).variants}
     costly = "methods-costly-classification" if classifies else "methods-costly"
     checked = 0
