@@ -22,7 +22,7 @@ from bestta.reports import groups, read_records
 from bestta.reports.figures import Figure, Shown, styles
 from bestta.reports.figures_inside import correlation_plots, embeddings
 from bestta.reports.figures_scores import bubbles, forgetting, over_time, study
-from bestta.reports.records import Entry, Group
+from bestta.reports.records import Entry, Group, place
 from bestta.reports.svg import Canvas
 from bestta.reports.table import Table
 from bestta.reports.tables import tables as every_table
@@ -299,8 +299,8 @@ def rows_of(group: Group) -> list[str]:
 def listed(group: Group) -> Group:
     """The group with its rows in the order of its study."""
     order = rows_of(group)
-    place = {label: n for n, label in enumerate(order)}
-    ordered = sorted(group.entries, key=lambda entry: place.get(entry.label, len(order)))
+    at = {label: n for n, label in enumerate(order)}
+    ordered = sorted(group.entries, key=lambda entry: at.get(entry.label, len(order)))
     return replace(group, entries=tuple(ordered))
 
 
@@ -522,7 +522,7 @@ def headline(measured: Path = MEASURED) -> str:
         (group,) = groups(read_records([measured / folder]))
         columns[words] = {e.label: e for e in group.entries if e.score is not None}
         higher[words] = group.higher_is_better
-    labels = list(dict.fromkeys(label for column in columns.values() for label in column))
+    rows = {label: entry for column in columns.values() for label, entry in column.items()}
     lines = [
         f"| one image at a time | {' | '.join(columns)} |",
         f"| :--- |{' ---: |' * len(columns)}",
@@ -531,16 +531,14 @@ def headline(measured: Path = MEASURED) -> str:
         words: (max if higher[words] else min)(score_of(e) for e in column.values())
         for words, column in columns.items()
     }
-    order = [variant.label for variant in read_study("methods").variants]
-    order += [label for label in labels if label not in order]
-    labels.sort(key=lambda name: (name.startswith("bestta"), name == OURS, order.index(name)))
-    for label in labels:
+    for label in sorted(rows, key=lambda label: place(rows[label])):
         cells = []
         for words, column in columns.items():
             cell = f"{score_of(column[label]):.1f}" if label in column else "–"
             at_best = cell == f"{best[words]:.1f}" and rivals_in(list(column.values()))
             cells.append(f"**{cell}**" if at_best else cell)
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+        star = r"\*" if rows[label].starred else ""
+        lines.append(f"| {label}{star} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
