@@ -454,8 +454,9 @@ def tuning(measured: Path) -> list[str]:
         mean = {label: mean_of([column[label] for column in columns]) for label in labels}
         for label in labels:
             name, one = label.partition(" (")[0], mean[label]
-            # Ours and the plain model stand there to be compared with.
-            if name not in (OURS, "Source") and (task, name) not in decided:
+            # What has one setting here stands there to be compared with, as ours and the plain one.
+            settings = sum(other.partition(" (")[0] == name for other in labels)
+            if name not in (OURS, "Source") and settings > 1 and (task, name) not in decided:
                 best[name] = (max if higher else min)(best.get(name, one), one)
         decided |= {(task, name) for name in best}
         heads = [place.name for place in places] + (["mean"] if len(places) > 1 else [])
