@@ -513,7 +513,6 @@ def test_a_block_is_played_again_by_a_method_with_more_to_it_than_its_state(
         monkeypatch.setattr(known, "domain_changed", counting)
     plain = {"source": None, "embeddings": False, "forgetting": False}
     run = run_of(method("tent_reset"), size=(32, 32), rounds=2, images=2, **plain)
-    assert len(calls) == 0
     record = played(run, tmp_path)
     assert len(calls) == record["stream"]["frames"]
 
