@@ -281,8 +281,7 @@ class Adapter(ABC):
                 report = StepReport(skipped=True, reason=reason)
                 prediction = self.predict_source(image)
             else:
-                step = self._transaction if self.guard is None else self._guarded
-                prediction, report = step(image)
+                prediction, report = self.answered(image)
         self.images_seen += len(image)
         self.images_adapted += (report.learned_from or len(image)) if report.adapted else 0
         elapsed = (time.perf_counter() - started) * 1e3
@@ -293,6 +292,10 @@ class Adapter(ABC):
             time_ms=elapsed,
         )
         return prediction.detach()
+
+    def answered(self, image: Tensor) -> tuple[Tensor, StepReport]:
+        """One image: a step, watched by the guard if there is one."""
+        return self._transaction(image) if self.guard is None else self._guarded(image)
 
     def predict_source(self, image: Tensor) -> Tensor:
         """The logits of the plain source model; nothing adapts."""

@@ -36,6 +36,7 @@ from bestta.adapters.settings import (
     one_of,
     within,
 )
+from bestta.adapters.views import agreed, are_scales, resized, view_size
 from bestta.bein import (
     ODD_ONE,
     RECENT_FEW,
@@ -152,6 +153,13 @@ class BesttaConfig(AdapterConfig):
     predict: Literal["before", "after"] = "before"
     """Return the prediction of the forward that was trained on, or of one more after the update."""
 
+    scales: tuple[float, ...] = ()
+    """Sizes, in terms of the image's own, at which each image is looked at once more, mirrored.
+    Its answers are averaged, the surer ones counting for more. Costs a forward at each size: at
+    half the size a quarter of one. None as in the paper."""
+    trust: float = 16.0
+    """How much more a surer look counts: an answer by exp(−trust · its mean entropy, in nats)."""
+
     when: Literal["always", "auto"] | int = "always"
     """On which images γ learns: on each, on every so-many-th, or, ``"auto"``, on none while the
     stream is settled and again at once when its style moves. BeIN follows every image in any case:
@@ -195,8 +203,11 @@ class BesttaConfig(AdapterConfig):
         for name in ("lean", "forget_at_changes"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is True or False, not {getattr(self, name)!r}.")
+        if not are_scales(self.scales):
+            raise ValueError(f"scales are numbers above 0, or none, not {self.scales!r}.")
+        object.__setattr__(self, "scales", tuple(self.scales))
         at_least_one(self, "entropy_stride", "images_per_step")
-        not_negative(self, "lr", "style_floor")
+        not_negative(self, "lr", "style_floor", "trust")
         not_negative(self, "lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
         within(self, 0, 1, "momentum", "embedding_decay", "statistics_decay")
         within(self, 0, 1, "answer_decay", "forgetting")
@@ -280,6 +291,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
         "statistics": "weighed",
         "statistics_decay": 0.9,
         "when": "auto",
+        "scales": (0.625,),
     },
     "classification": {
         **SINGLE["classification"],
@@ -349,6 +361,7 @@ class Bestta(Adapter):
         self.lean: LeanModel | None = None
         if self.config.lean:
             self.lean = LeanModel(self.model, tuple(layers))
+        self.scales = self.config.scales
         self.schedule = schedule_of(self.config.when)
         self.velocity = {name: torch.zeros_like(p) for name, p in self.trainable.items()}
         self.gathered: dict[str, Tensor] = {}
@@ -510,6 +523,68 @@ class Bestta(Adapter):
             if not self.lean.owner_channels_last:
                 logits = logits.contiguous()
         return logits if self.config.precision == "fp32" else logits.float(), passes
+
+    # --- second looks ---------------------------------------------------------------------
+
+    def answered(self, image: Tensor) -> tuple[Tensor, StepReport]:
+        """A step, and second looks at an image that BeIN has answered; nothing is learned there."""
+        if not self.scales:
+            return super().answered(image)
+        whole = self.whole_state()
+        # Another look at the image is no further image of the stream's: it takes its place.
+        before = {name: bein.remembered() for name, bein in self.bein.items()}
+        try:
+            prediction, report = super().answered(image)
+            if not report.skipped:
+                prediction = self.look_again(image, prediction, before)
+        except BaseException:
+            self.restore_whole(whole)
+            raise
+        return prediction, report
+
+    @torch.no_grad()
+    def look_again(
+        self, image: Tensor, prediction: Tensor, before: Mapping[str, Mapping[str, Tensor | None]]
+    ) -> Tensor:
+        """What the prediction and those of the image in other sizes, mirrored, come to together.
+
+        Args:
+            image: (B, C, H, W).
+            prediction: Its logits.
+            before: What each BeIN remembered of the stream before this image.
+        """
+        answers = [prediction]
+        size = (prediction.shape[-2], prediction.shape[-1])
+        for scale in self.scales:
+            view = resized(image, view_size(image, scale), smoothly=True).flip(-1)
+            try:
+                answer = self.glimpse(view, before)
+            except (RuntimeError, ValueError, AssertionError) as error:
+                self.scales = ()
+                warnings.warn(
+                    f"{type(self.model).__name__} fails on a view of {tuple(view.shape[2:])} "
+                    f"pixels of an image of {tuple(image.shape[2:])}, and this adapter goes on "
+                    "with images as they are (scales=() says so from the start). "
+                    + str(error).partition("\n")[0],
+                    stacklevel=5,
+                )
+                return prediction
+            if answer.dim() == 4:
+                answer = resized(answer.flip(-1), size)
+            if is_finite(answer):
+                answers.append(answer)
+        return agreed(answers, self.config.trust)
+
+    def glimpse(self, view: Tensor, before: Mapping[str, Mapping[str, Tensor | None]]) -> Tensor:
+        """The logits of a view in the light of the stream before; what is known of it stays."""
+        now = {name: bein.remembered() for name, bein in self.bein.items()}
+        try:
+            for name, statistics in before.items():
+                self.bein[name].remember(statistics)
+            return self.forward(view, learning=False)[0]
+        finally:
+            for name, statistics in now.items():
+                self.bein[name].remember(statistics)
 
     def precision(self) -> AbstractContextManager[Any]:
         """Lower precision while the context lasts, if asked for; else as it is."""

@@ -45,11 +45,9 @@ from bestta.adapters.settings import (
     prior_strength,
     within,
 )
+from bestta.adapters.views import are_scales, resized, view_size
 from bestta.losses import cross_entropy
 from bestta.outputs import task_of
-
-SMALLEST_SIDE = 32
-"""No view is smaller, unless the image is: many networks halve their input five times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,21 +92,13 @@ class CottaConfig(AdapterConfig):
         one_of(self, "views", "augment", "scales")
         one_of(self, "form", "lean", "published")
         at_least_one(self, "augmentations")
-        if not _are_scales(self.scales):
+        if not are_scales(self.scales) or not self.scales:
             raise ValueError(f"scales are numbers above 0, at least one, not {self.scales!r}.")
         object.__setattr__(self, "scales", tuple(self.scales))
         prior_strength(self, "prior")
         if not isinstance(self.rebuild_optimiser, bool):
             raise ValueError(f"rebuild_optimiser is True or False, not {self.rebuild_optimiser!r}.")
         check_normalise(self.normalise)
-
-
-def _are_scales(scales: object) -> bool:
-    return (
-        isinstance(scales, tuple | list)
-        and len(scales) > 0
-        and all(isinstance(s, int | float) and 0 < s < math.inf for s in scales)
-    )
 
 
 @register_adapter("cotta")
@@ -316,19 +306,3 @@ def disagreement(logits: Tensor, target: Tensor) -> Tensor:
 def top_probability(logits: Tensor) -> Tensor:
     """How sure each prediction is: (B,) of (B, K), (B, H, W) of (B, K, H, W)."""
     return logits.softmax(1).amax(1)
-
-
-def view_size(image: Tensor, scale: float) -> tuple[int, int]:
-    """Height and width of ``image`` at ``scale``."""
-    height, width = (
-        max(round(scale * side), min(SMALLEST_SIDE, side)) for side in image.shape[-2:]
-    )
-    return height, width
-
-
-def resized(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, C, H, W) at another size, bilinear; itself if it has that size."""
-    if x.shape[-2:] == size:
-        return x
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return F.interpolate(wide, size, mode="bilinear", align_corners=False).to(x.dtype)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from torch import nn
 
 from bestta.adapters import adapt
-from bestta.adapters.bestta import BesttaConfig
 from bestta.calibration.candidates import Candidate
 from bestta.calibration.evaluations import Evaluations
 from bestta.calibration.scoring import Gain, Judge
@@ -30,6 +29,9 @@ Stream = Literal["blocks", "continual"]
 
 LONG: Stream = "continual"
 LOSSES = ("lambda_style", "lambda_content", "lambda_entropy", "lambda_l2")
+
+BARE: Settings = {"guard": False, "scales": ()}
+"""What a guard would undo is what is to be found out, and second looks would only cost."""
 
 RHO = (0.3, 0.5, 0.7, 0.9, 1.0)
 HARMLESS_RHO = 0.1
@@ -149,9 +151,6 @@ class Search:
         self.played = 0
         self.cut_short = False
         self.best: Evaluation | None = None
-        known = {f.name for f in fields(BesttaConfig)}
-        # What a guard would undo is what is to be found out.
-        self.unguarded: dict[str, Any] = {"guard": False} if "guard" in known else {}
         style = [n for n in streams.names if judge.weights[n] >= 1]
         self.continual_names = style[:1] + style[1::2] if len(style) > 5 else style
 
@@ -179,7 +178,7 @@ class Search:
             if self.played and self.deadline is not None and time.monotonic() > self.deadline:
                 raise CutShort
             self.played += 1
-            wanted = {**settings, **self.unguarded}
+            wanted = {**settings, **BARE}
             with adapt(self.model, self.profile, method="bestta", **wanted) as adapter:
                 for name, n in lengths.items():
                     known = counts.setdefault(name, [])

@@ -1,0 +1,209 @@
+"""Second looks: an image in other sizes, answers in agreement, and nothing learned from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bestta
+from bestta import SourceProfile
+from bestta.adapters.views import agreed, mean_entropy
+from nets import Segmenter, randomise, same, stream
+
+FOG = {"shift": 1.5, "scale": 0.4}
+STILL = {"lr": 0.0, "guard": False, "statistics_decay": 0.0}
+"""What an image is answered with depends on that image alone."""
+
+
+def entropies(logits: np.ndarray) -> np.ndarray:
+    """Of each image, (B,), in nats: by NumPy, from probabilities."""
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    return -(p * np.log(p)).sum(1).reshape(len(p), -1).mean(1)
+
+
+# --- what several answers come to -----------------------------------------------------------------
+
+
+def test_an_agreement_is_the_product_of_the_answers_each_to_the_power_of_its_weight():
+    generator = torch.Generator().manual_seed(0)
+    answers = [torch.randn(2, 5, 6, 4, generator=generator) * scale for scale in (1.0, 2.0, 4.0)]
+    trust = 3.0
+    found = agreed(answers, trust).softmax(1).numpy()
+
+    weights = np.exp(-trust * np.stack([entropies(answer.numpy()) for answer in answers]))
+    weights = (weights / weights.sum(0))[:, :, None, None, None]
+    powers = [a.softmax(1).numpy() ** w for a, w in zip(answers, weights, strict=True)]
+    product = np.prod(powers, axis=0)
+    np.testing.assert_allclose(found, product / product.sum(1, keepdims=True), rtol=2e-5)
+
+
+def test_without_trust_all_count_the_same_and_with_much_of_it_the_surest_alone():
+    sure, unsure = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([[0.0, 2.0, 1.0]])
+    torch.testing.assert_close(agreed([sure, unsure], 0.0), (sure + unsure) / 2)
+    torch.testing.assert_close(agreed([unsure, sure], 1e4), sure)
+
+
+def test_each_image_of_a_batch_is_weighed_by_itself():
+    one = torch.tensor([[9.0, 0.0], [0.3, 0.0]])
+    other = torch.tensor([[0.0, 0.3], [0.0, 9.0]])
+    torch.testing.assert_close(agreed([one, other], 1e4), torch.tensor([[9.0, 0.0], [0.0, 9.0]]))
+
+
+def test_a_single_channel_is_as_sure_as_its_yes_and_no():
+    """A logit of 2 is a yes of 1 / (1 + e^−2)."""
+    yes = 1 / (1 + np.exp(-2.0))
+    expected = -(yes * np.log(yes) + (1 - yes) * np.log(1 - yes))
+    assert mean_entropy(torch.full((1, 1, 3, 3), 2.0)).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_entropy_of_a_large_map_is_told_by_some_of_its_pixels():
+    """Half of it sure, half of it not: what every so-many-th pixel says is near the whole."""
+    logits = torch.zeros(1, 4, 256, 512)
+    logits[:, 0, :, :200] = 20.0
+    whole = entropies(logits.double().numpy())
+    assert mean_entropy(logits).item() == pytest.approx(whole.item(), rel=0.02)
+
+
+# --- the adapter ----------------------------------------------------------------------------------
+
+
+def mirrored(image: torch.Tensor, scale: float) -> torch.Tensor:
+    """What a second look is at, 32 pixels a side at least: by PyTorch's own resizing."""
+    sides = [max(round(scale * side), 32) for side in image.shape[2:]]
+    view = F.interpolate(image, sides, mode="bilinear", align_corners=False, antialias=True)
+    return torch.flip(view, (3,))
+
+
+def test_an_image_is_answered_by_all_looks_in_agreement(segmenter, profile):
+    plain = bestta.adapt(segmenter, profile, **STILL)
+    adapter = bestta.adapt(segmenter, profile, scales=[0.5, 1.25], trust=2.0, **STILL)
+    for image in stream(3, seed=5, size=64, **FOG):
+        answers = [plain(image)]
+        for scale in (0.5, 1.25):
+            answer = torch.flip(plain(mirrored(image, scale)), (3,))
+            answers.append(F.interpolate(answer, (64, 64), mode="bilinear", align_corners=False))
+        weights = torch.tensor(np.stack([entropies(a.numpy()) for a in answers])).mul(-2).softmax(0)
+        expected = sum(w.float() * a for w, a in zip(weights, answers, strict=True))
+        torch.testing.assert_close(adapter(image), expected, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(adapter(image), answers[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_second_looks_teach_nothing(segmenter, profile, guard):
+    """Neither γ nor what is known of the stream is another for them, to the bit."""
+    settings = {"when": "always", "guard": guard}
+    alone = bestta.adapt(segmenter, profile, **settings)
+    looking = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), **settings)
+    for image in [*stream(4, seed=1, size=40), *stream(6, seed=2, size=40, **FOG)]:
+        first, second = alone(image), looking(image)
+        assert same(alone.state(), looking.state())
+        assert alone.last.guard == looking.last.guard
+        if not alone.last.skipped:
+            assert not torch.equal(first, second)
+    assert looking.images_adapted == alone.images_adapted
+    assert guard or alone.images_adapted == 10
+
+
+def test_what_the_plain_model_answers_is_its_answer_exactly(segmenter, profile):
+    """Paused, of bad pixels, and where the guard finds that adapting is not worth it."""
+    settings = {"layers": ("layer1",), "rho": 0.3, "guard": True, "guard_margin": 1e6}
+    adapter = bestta.adapt(segmenter, profile, scales=(1.5,), **settings)
+    for image in stream(12, seed=8):
+        assert torch.equal(adapter(image), segmenter(image))
+        assert adapter.last.skipped
+    with adapter.paused():
+        assert torch.equal(adapter(image), segmenter(image))
+    image[0, 0, 3, 3] = float("nan")
+    torch.testing.assert_close(adapter(image), segmenter(image), equal_nan=True)
+
+
+def test_a_second_look_takes_the_image_s_place_in_the_stream(segmenter, profile):
+    """It is what an adapter that has seen the same images before would answer to the view alone."""
+    settings = {"lr": 0.0, "guard": False, "statistics": "weighed", "statistics_decay": 0.9}
+    looking = bestta.adapt(segmenter, profile, scales=(1.5,), trust=0.0, **settings)
+    alone = bestta.adapt(segmenter, profile, **settings)
+    for image in [*stream(3, seed=1, size=40), *stream(5, seed=2, size=40, **FOG)]:
+        with alone.trial():
+            view = torch.flip(alone(mirrored(image, 1.5)), (3,))
+        view = F.interpolate(view, (40, 40), mode="bilinear", align_corners=False)
+        torch.testing.assert_close(looking(image), (alone(image) + view) / 2, rtol=1e-4, atol=1e-4)
+
+
+def test_classes_of_whole_images_are_agreed_on_too(classifier):
+    model, profile = classifier, SourceProfile.collect(classifier, stream(8, seed=3), ["layer2"])
+    plain = bestta.adapt(model, profile, **STILL)
+    adapter = bestta.adapt(model, profile, scales=(1.5,), trust=0.0, **STILL)
+    image = stream(1, seed=5, size=40, **FOG)[0]
+    expected = (plain(image) + plain(mirrored(image, 1.5))) / 2
+    torch.testing.assert_close(adapter(image), expected, rtol=1e-4, atol=1e-5)
+
+
+class OneSize(Segmenter):
+    """Takes images of 40x40 pixels, as networks with learned positions do."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        if image.shape[2:] != (40, 40):
+            raise self.error("images of 40x40 pixels")
+        return super().forward(image)
+
+    error: type[BaseException] = ValueError
+
+
+@pytest.fixture
+def one_size() -> tuple[OneSize, SourceProfile]:
+    model = randomise(OneSize(), seed=1)
+    return model, SourceProfile.collect(model, stream(8, seed=3, size=40), ["layer1"])
+
+
+def test_a_model_of_one_size_goes_on_without_second_looks_and_says_so(one_size):
+    plain = bestta.adapt(*one_size, **STILL)
+    adapter = bestta.adapt(*one_size, scales=(1.5,), **STILL)
+    first, second = stream(2, seed=5, size=40, **FOG)
+    with pytest.warns(UserWarning, match=r"OneSize fails on a view of \(60, 60\) .*scales=\(\)"):
+        answer = adapter(first)
+    assert torch.equal(answer, plain(first))
+    assert torch.equal(adapter(second), plain(second))
+
+
+def test_a_second_look_that_is_stopped_leaves_no_trace(one_size):
+    model, profile = one_size
+    adapter = bestta.adapt(model, profile, scales=(1.5,), when="always")
+    before = adapter.whole_state()
+    model.error = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        adapter(stream(1, seed=5, size=40, **FOG)[0])
+    assert same(adapter.whole_state(), before)
+
+
+class Dazzled(Segmenter):
+    """Has no answer to images of more than 40 rows."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(image)
+        return logits * float("inf") if image.shape[2] > 40 else logits
+
+
+def test_an_answer_that_is_not_finite_does_not_count():
+    model = randomise(Dazzled(), seed=1)
+    profile = SourceProfile.collect(model, stream(8, seed=3, size=40), ["layer1"])
+    plain = bestta.adapt(model, profile, **STILL)
+    adapter = bestta.adapt(model, profile, scales=(1.5,), **STILL)
+    image = stream(1, seed=5, size=40, **FOG)[0]
+    assert torch.equal(adapter(image), plain(image))
+
+
+@pytest.mark.parametrize("scales", [1.0, (0.0,), (-1.0, 1.0), ("a",), (float("inf"),), (True,)])
+def test_sizes_that_are_none_are_refused(segmenter, profile, scales):
+    with pytest.raises(ValueError, match="scales are numbers above 0, or none"):
+        bestta.adapt(segmenter, profile, scales=scales)
+
+
+def test_the_paper_looks_once(segmenter, profile):
+    for form in ("paper", "single"):
+        adapter = bestta.adapt(segmenter, profile, preset=form)
+        assert adapter.settings["scales"] == []
+        assert adapter.scales == ()
+        adapter.remove()
