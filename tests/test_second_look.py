@@ -162,10 +162,31 @@ def test_a_model_of_one_size_goes_on_without_second_looks_and_says_so(one_size):
     plain = bestta.adapt(*one_size, **STILL)
     adapter = bestta.adapt(*one_size, scales=(1.5,), **STILL)
     first, second = stream(2, seed=5, size=40, **FOG)
-    with pytest.warns(UserWarning, match=r"OneSize fails on a view of \(60, 60\) .*scales=\(\)"):
+    with pytest.warns(UserWarning, match=r"OneSize fails on a view of \(64, 64\) .*scales=\(\)"):
         answer = adapter(first)
     assert torch.equal(answer, plain(first))
     assert torch.equal(adapter(second), plain(second))
+
+
+class Halving(Segmenter):
+    """Takes images of multiples of 16 pixels, as networks do that add up what they halved."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        if image.shape[2] % 16 or image.shape[3] % 16:
+            raise RuntimeError("Sizes of tensors must match")
+        return super().forward(image)
+
+
+def test_a_model_that_takes_some_sizes_is_shown_views_of_those():
+    model = randomise(Halving(), seed=1)
+    profile = SourceProfile.collect(model, stream(8, seed=3, size=96), ["layer1"])
+    plain = bestta.adapt(model, profile, **STILL)
+    adapter = bestta.adapt(model, profile, scales=(0.625,), trust=0.0, **STILL)
+    for image in stream(2, seed=5, size=96, **FOG):  # at 0.625 it is 60, and 64 is nearest
+        view = torch.flip(plain(mirrored(image, 64 / 96)), (3,))
+        view = F.interpolate(view, (96, 96), mode="bilinear", align_corners=False)
+        expected = (plain(image) + view) / 2
+        torch.testing.assert_close(adapter(image), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_second_look_that_is_stopped_leaves_no_trace(one_size):

@@ -36,7 +36,7 @@ from bestta.adapters.settings import (
     one_of,
     within,
 )
-from bestta.adapters.views import agreed, are_scales, resized, view_size
+from bestta.adapters.views import SMALLEST_SIDE, agreed, are_scales, resized, view_size
 from bestta.bein import (
     ODD_ONE,
     RECENT_FEW,
@@ -361,7 +361,7 @@ class Bestta(Adapter):
         self.lean: LeanModel | None = None
         if self.config.lean:
             self.lean = LeanModel(self.model, tuple(layers))
-        self.scales = self.config.scales
+        self.scales, self.view_step = self.config.scales, 1
         self.schedule = schedule_of(self.config.when)
         self.velocity = {name: torch.zeros_like(p) for name, p in self.trainable.items()}
         self.gathered: dict[str, Tensor] = {}
@@ -556,24 +556,35 @@ class Bestta(Adapter):
         answers = [prediction]
         size = (prediction.shape[-2], prediction.shape[-1])
         for scale in self.scales:
-            view = resized(image, view_size(image, scale), smoothly=True).flip(-1)
-            try:
-                answer = self.glimpse(view, before)
-            except (RuntimeError, ValueError, AssertionError) as error:
-                self.scales = ()
-                warnings.warn(
-                    f"{type(self.model).__name__} fails on a view of {tuple(view.shape[2:])} "
-                    f"pixels of an image of {tuple(image.shape[2:])}, and this adapter goes on "
-                    "with images as they are (scales=() says so from the start). "
-                    + str(error).partition("\n")[0],
-                    stacklevel=5,
-                )
+            answer = self.second_look(image, scale, before)
+            if answer is None:
                 return prediction
             if answer.dim() == 4:
                 answer = resized(answer.flip(-1), size)
             if is_finite(answer):
                 answers.append(answer)
         return agreed(answers, self.config.trust)
+
+    def second_look(
+        self, image: Tensor, scale: float, before: Mapping[str, Mapping[str, Tensor | None]]
+    ) -> Tensor | None:
+        """The logits of the image at another size, mirrored; None if the model takes no other."""
+        while True:
+            size = view_size(image, scale, self.view_step)
+            try:
+                return self.glimpse(resized(image, size, smoothly=True).flip(-1), before)
+            except (RuntimeError, ValueError, AssertionError) as error:
+                if self.view_step < SMALLEST_SIDE:  # one that halves its input must meet itself
+                    self.view_step = SMALLEST_SIDE
+                    continue
+                self.scales = ()
+                warnings.warn(
+                    f"{type(self.model).__name__} fails on a view of {size} pixels of an image of "
+                    f"{tuple(image.shape[2:])}, and this adapter goes on with images as they are "
+                    "(scales=() says so from the start). " + str(error).partition("\n")[0],
+                    stacklevel=6,
+                )
+                return None
 
     def glimpse(self, view: Tensor, before: Mapping[str, Mapping[str, Tensor | None]]) -> Tensor:
         """The logits of a view in the light of the stream before; what is known of it stays."""

@@ -23,10 +23,11 @@ def are_scales(scales: object) -> bool:
     )
 
 
-def view_size(image: Tensor, scale: float) -> tuple[int, int]:
-    """Height and width of ``image`` at ``scale``."""
+def view_size(image: Tensor, scale: float, step: int = 1) -> tuple[int, int]:
+    """Height and width of ``image`` at ``scale``, in multiples of ``step``."""
     height, width = (
-        max(round(scale * side), min(SMALLEST_SIDE, side)) for side in image.shape[-2:]
+        max(round(scale * side / step) * step, min(SMALLEST_SIDE, side))
+        for side in image.shape[-2:]
     )
     return height, width
 
