@@ -4,23 +4,27 @@
     python benchmarks/tables.py --cityscapes … --only weather --jobs 2
 
 Goes through the sections of the page in their order and runs the commands that stand below each.
-What results/measured holds already is not run again; to have a row measured anew, take its record
-out of there. Each section is kept and the page written when its commands end, in whichever way, so
-Ctrl-C loses nothing: rows that are done are in the page, and the one under way goes on next time.
-All of it is days on two cores.
+A row that has its records in results/measured is not run again, even if settings were added since;
+to have one measured anew, take its record out of there. Each section is kept and the page written
+when its commands end, in whichever way, so Ctrl-C loses nothing: rows that are done are in the
+page, and the one under way goes on next time. All of it is days on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from bestta.benchmark.config import read_study
 
 HERE = Path(__file__).parent
 MEASURED = HERE.parent / "results" / "measured"
@@ -49,6 +53,17 @@ def arguments(command: str, data: dict[str, str | None], jobs: int, out: Path) -
     return [sys.executable, "-m", *words, "--jobs", str(jobs), "--out", str(out)]
 
 
+def lacking(words: Sequence[str], place: Path) -> list[str] | None:
+    """The rows of a command's study without a record for each seed; None if it names its own."""
+    if "--study" not in words or "--only" in words:
+        return None
+    study = read_study(words[words.index("--study") + 1])
+    seeds = int(words[words.index("--seeds") + 1]) if "--seeds" in words else 1
+    configs = [json.loads(path.read_text("utf-8"))["config"] for path in place.glob("*.json")]
+    rows = [config["variant"] for config in configs if config["study"] == study.name]
+    return [v.row or v.label for v in study.variants if rows.count(asdict(v)) < seeds]
+
+
 def fill(
     folder: str,
     commands: Sequence[str],
@@ -73,7 +88,10 @@ def fill(
                 well = False
                 continue
             print(f"{folder}: {command}", flush=True)
-            well &= run(words) == 0
+            rows = lacking(words, measured / folder)
+            if rows == []:
+                continue
+            well &= run([*words, *(word for row in rows or () for word in ("--only", row))]) == 0
     finally:
         keep(out, measured / folder)
     return well

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import bestta
 from bestta import SourceProfile
-from bestta.adapters.views import agreed, mean_entropy
+from bestta.adapters.views import agreed, unsureness, view_size
 from nets import Segmenter, randomise, same, stream
 
 FOG = {"shift": 1.5, "scale": 0.4}
@@ -56,7 +56,7 @@ def test_a_single_channel_is_as_sure_as_its_yes_and_no():
     """A logit of 2 is a yes of 1 / (1 + e^−2)."""
     yes = 1 / (1 + np.exp(-2.0))
     expected = -(yes * np.log(yes) + (1 - yes) * np.log(1 - yes))
-    assert mean_entropy(torch.full((1, 1, 3, 3), 2.0)).item() == pytest.approx(expected, rel=1e-5)
+    assert unsureness(torch.full((1, 1, 3, 3), 2.0)).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_entropy_of_a_large_map_is_told_by_some_of_its_pixels():
@@ -64,7 +64,29 @@ def test_the_entropy_of_a_large_map_is_told_by_some_of_its_pixels():
     logits = torch.zeros(1, 4, 256, 512)
     logits[:, 0, :, :200] = 20.0
     whole = entropies(logits.double().numpy())
-    assert mean_entropy(logits).item() == pytest.approx(whole.item(), rel=0.02)
+    assert unsureness(logits).item() == pytest.approx(whole.item(), rel=0.02)
+
+
+def test_looks_that_agree_are_not_rounded():
+    """A class that a model masks with the least number there is stays just that."""
+    least = torch.finfo(torch.float32).min
+    looks = [torch.tensor([[1.0, least, 0.3 * n]]) for n in range(4)]
+    assert agreed(looks, 3.0)[0, 1] == least
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_answers_of_any_precision_are_agreed_on_in_their_own(dtype):
+    looks = [torch.randn(2, 3, 5, 5, dtype=torch.float64) for _ in range(3)]
+    found = agreed([look.to(dtype) for look in looks], 2.0)
+    assert found.dtype == dtype
+    close = {torch.float16: 4e-3, torch.bfloat16: 4e-2, torch.float64: 1e-12}[dtype]
+    torch.testing.assert_close(found.double(), agreed(looks, 2.0), rtol=close, atol=close)
+
+
+def test_no_view_has_less_than_32_pixels_a_side_but_of_images_that_have_less():
+    assert view_size(torch.zeros(1, 3, 40, 100), 0.5) == (32, 50)
+    assert view_size(torch.zeros(1, 3, 20, 100), 0.5) == (20, 50)
+    assert view_size(torch.zeros(1, 3, 100, 270), 0.625, 32) == (64, 160)
 
 
 # --- the adapter ----------------------------------------------------------------------------------
@@ -94,17 +116,59 @@ def test_an_image_is_answered_by_all_looks_in_agreement(segmenter, profile):
 @pytest.mark.parametrize("guard", [False, True])
 def test_second_looks_teach_nothing(segmenter, profile, guard):
     """Neither γ nor what is known of the stream is another for them, to the bit."""
-    settings = {"when": "always", "guard": guard}
-    alone = bestta.adapt(segmenter, profile, **settings)
-    looking = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), **settings)
+    settings = {"when": "always", "guard": guard, "guard_margin": -1e6 if guard else None}
+    settings |= {"layers": ("layer1",), "rho": 0.3}
+    memory = {"statistics": "weighed", "statistics_decay": 0.9}
+    alone = bestta.adapt(segmenter, profile, **settings, **memory)
+    looking = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), **settings, **memory)
+    answered = 0
     for image in [*stream(4, seed=1, size=40), *stream(6, seed=2, size=40, **FOG)]:
         first, second = alone(image), looking(image)
         assert same(alone.state(), looking.state())
-        assert alone.last.guard == looking.last.guard
-        if not alone.last.skipped:
-            assert not torch.equal(first, second)
-    assert looking.images_adapted == alone.images_adapted
-    assert guard or alone.images_adapted == 10
+        assert (alone.last.guard, alone.last.adapted) == (looking.last.guard, looking.last.adapted)
+        answered += not alone.last.skipped
+        assert torch.equal(first, second) == alone.last.skipped
+    assert answered > 3
+    assert looking.images_adapted == alone.images_adapted > 0
+
+
+@pytest.mark.parametrize("predict", ["before", "after"])
+def test_a_second_look_is_by_what_answered_the_first(segmenter, profile, predict):
+    """By γ of before the step, or of after it if that is what is asked for; not by another."""
+    settings = {"guard": False, "when": "always", "lr": 0.3, "predict": predict}
+    looking = bestta.adapt(segmenter, profile, scales=(1.5,), trust=0.0, **settings)
+    alone = bestta.adapt(segmenter, profile, **settings)
+    held = bestta.adapt(segmenter, profile, guard=False, lr=0.0)
+    for image in stream(4, seed=2, size=40, **FOG):
+        if predict == "before":
+            held.load_state(alone.state())
+        first = alone(image)
+        if predict == "after":
+            held.load_state(alone.state())
+        view = F.interpolate(
+            torch.flip(held(mirrored(image, 1.5)), (3,)), (40, 40), mode="bilinear"
+        )
+        torch.testing.assert_close(looking(image), (first + view) / 2, rtol=1e-4, atol=1e-4)
+
+
+def test_where_a_step_did_harm_the_second_look_is_without_what_was_learned(segmenter, profile):
+    """Else a γ that makes all answers sure, and wrong, would win by being sure."""
+    settings = {"layers": ("layer1",), "lr": 5.0, "gamma_bound": None, "guard": True}
+    settings |= {"guard_margin": -1e6, "when": "always"}
+    looking = bestta.adapt(segmenter, profile, scales=(1.5,), trust=0.0, **settings)
+    alone = bestta.adapt(segmenter, profile, **settings)
+    still = bestta.adapt(segmenter, profile, layers=("layer1",), lr=0.0, guard=False)
+    harmed = 0
+    for image in stream(12, seed=2, size=40, **FOG):
+        first, second = alone(image), looking(image)
+        if not alone.last.rolled_back or alone.last.skipped:
+            continue
+        harmed += 1
+        view = F.interpolate(
+            torch.flip(still(mirrored(image, 1.5)), (3,)), (40, 40), mode="bilinear"
+        )
+        torch.testing.assert_close(second, (first + view) / 2, rtol=1e-4, atol=1e-4)
+    assert harmed > 0
 
 
 def test_what_the_plain_model_answers_is_its_answer_exactly(segmenter, profile):
@@ -158,14 +222,53 @@ def one_size() -> tuple[OneSize, SourceProfile]:
     return model, SourceProfile.collect(model, stream(8, seed=3, size=40), ["layer1"])
 
 
-def test_a_model_of_one_size_goes_on_without_second_looks_and_says_so(one_size):
-    plain = bestta.adapt(*one_size, **STILL)
-    adapter = bestta.adapt(*one_size, scales=(1.5,), **STILL)
-    first, second = stream(2, seed=5, size=40, **FOG)
-    with pytest.warns(UserWarning, match=r"OneSize fails on a view of \(64, 64\) .*scales=\(\)"):
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, IndexError])
+def test_a_model_of_one_size_goes_on_without_second_looks_and_says_so(one_size, guard, error):
+    one_size[0].error = error
+    settings = {**STILL, "guard": guard, "guard_margin": -1e6}
+    plain = bestta.adapt(*one_size, **settings)
+    adapter = bestta.adapt(*one_size, scales=(1.5,), **settings)
+    first, *others = stream(3, seed=5, size=40, **FOG)
+    told = r"OneSize fails on views of \(60, 60\) and \(64, 64\) .*scales=\(\)"
+    with pytest.warns(UserWarning, match=told) as warned:
         answer = adapter(first)
+    assert [w.filename for w in warned] == [__file__]  # the line that called, not one of ours
     assert torch.equal(answer, plain(first))
-    assert torch.equal(adapter(second), plain(second))
+    for image in others:  # pytest makes an error of a second warning
+        assert torch.equal(adapter(image), plain(image))
+
+
+class Small(Segmenter):
+    """Takes no image of more than 44 pixels a side."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        if max(image.shape[2:]) > 44:
+            raise ValueError("too large")
+        return super().forward(image)
+
+
+def test_of_several_looks_those_that_fail_are_left_out_and_no_other_depends_on_them():
+    model = randomise(Small(), seed=1)
+    profile = SourceProfile.collect(model, stream(8, seed=3, size=40), ["layer1"])
+    adapter = bestta.adapt(model, profile, scales=(0.9, 1.5), **STILL)
+    alone = bestta.adapt(model, profile, scales=(0.9,), **STILL)
+    first, second = stream(2, seed=5, size=40, **FOG)
+    with pytest.warns(UserWarning, match="Small fails"):
+        assert torch.equal(adapter(first), alone(first))
+    assert torch.equal(adapter(second), alone(second))
+
+
+def test_what_sizes_came_before_makes_no_difference():
+    """Reset, or in a trial: an image is answered as it would be by a new adapter."""
+    model = randomise(Halving(), seed=1)
+    profile = SourceProfile.collect(model, stream(8, seed=3, size=64), ["layer1"])
+    fresh = bestta.adapt(model, profile, scales=(0.625,), **STILL)
+    adapter = bestta.adapt(model, profile, scales=(0.625,), **STILL)
+    (small,), (large,) = stream(1, seed=5, size=128), stream(1, seed=6, size=96)
+    expected = fresh(small)  # 80 pixels, which it takes
+    adapter(large)  # 60 pixels, which it does not
+    assert torch.equal(adapter(small), expected)
 
 
 class Halving(Segmenter):
@@ -216,10 +319,62 @@ def test_an_answer_that_is_not_finite_does_not_count():
     assert torch.equal(adapter(image), plain(image))
 
 
-@pytest.mark.parametrize("scales", [1.0, (0.0,), (-1.0, 1.0), ("a",), (float("inf"),), (True,)])
+@pytest.mark.parametrize(
+    "scales", [1.0, None, (0.0,), (-1.0, 1.0), ("a",), (float("inf"),), (True,)]
+)
 def test_sizes_that_are_none_are_refused(segmenter, profile, scales):
-    with pytest.raises(ValueError, match="scales are numbers above 0, or none"):
+    with pytest.raises(
+        ValueError,
+        match=r"scales is a tuple of numbers above 0, such as \(0.625,\), or \(\) for none",
+    ):
         bestta.adapt(segmenter, profile, scales=scales)
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_a_step_that_is_stopped_anywhere_leaves_no_trace(one_size, guard):
+    """At whichever forward of it: the step's own, the guard's, or a second look's."""
+    model, profile = one_size
+    settings = {"when": "always", "guard": guard, "guard_margin": -1e6, "scales": (1.0,)}
+    adapter = bestta.adapt(model, profile, **settings)
+    images = stream(3, seed=5, size=40, **FOG)
+    adapter(images[0])
+    before, stopped = adapter.whole_state(), 0
+    for at in range(1, 9):
+        forwards = 0
+
+        def count(module, inputs, at=at):
+            nonlocal forwards
+            forwards += 1
+            if forwards == at:
+                raise KeyboardInterrupt
+
+        handle = model.register_forward_pre_hook(count)
+        try:
+            with adapter.trial():
+                adapter(images[1])
+        except KeyboardInterrupt:
+            stopped += 1
+        finally:
+            handle.remove()
+        assert same(adapter.whole_state(), before)
+        try:
+            handle = model.register_forward_pre_hook(count)
+            forwards = 0
+            adapter(images[1])
+        except KeyboardInterrupt:
+            assert same(adapter.whole_state(), before)
+        else:
+            break
+        finally:
+            handle.remove()
+    assert stopped >= (3 if guard else 2)
+
+
+@pytest.mark.usual
+def test_the_usual_form_looks_twice_at_streets_and_once_at_other_images(segmenter, classifier):
+    for model, scales in ((segmenter, [0.625]), (classifier, [])):
+        profile = SourceProfile.collect(model, stream(8, seed=3), ["layer1"])
+        assert bestta.adapt(model, profile).settings["scales"] == scales
 
 
 def test_the_paper_looks_once(segmenter, profile):

@@ -71,6 +71,38 @@ def test_what_was_run_is_kept_and_what_was_kept_is_not_run_again(tables, tmp_pat
     assert "Source: starting" not in told
 
 
+STUDY = """
+variants:
+  - {method: source, label: Source}
+  - {method: alpha_bn, label: α-BN, settings: {prior: 2.0}}
+"""
+
+
+def test_a_row_of_a_study_that_has_its_record_is_not_run_again_whatever_settings_came_since(
+    tables, tmp_path, capfd
+):
+    protocol, study = tmp_path / "tiny.yaml", tmp_path / "two.yaml"
+    protocol.write_text(PROTOCOL)
+    study.write_text(STUDY)
+    command = shlex.join(["bestta", "bench", str(protocol), "--study", str(study)])
+    how = {"jobs": 1, "measured": tmp_path / "measured"}
+    assert tables.fill("tiny", [f"{command} --only Source"], {}, work=tmp_path / "work", **how)
+    (kept,) = (tmp_path / "measured" / "tiny").glob("*.json")
+    # A setting that is new to the method gives its runs another name; the record keeps its own.
+    kept.rename(kept.with_name("tiny-source-s0-00000000.json"))
+    capfd.readouterr()
+    assert tables.fill("tiny", [command], {}, work=tmp_path / "again", **how)
+    told = capfd.readouterr().err
+    assert "α-BN: starting" in told
+    assert "Source: starting" not in told
+    assert len(list(kept.parent.glob("*.json"))) == 2
+
+    study.write_text(STUDY.replace("2.0", "3.0"))  # as another setting was chosen
+    assert tables.lacking(shlex.split(command), kept.parent) == ["α-BN"]
+    seeds = shlex.split(f"{command} --seeds 2")
+    assert tables.lacking(seeds, kept.parent) == ["Source", "α-BN"]
+
+
 def test_a_command_that_fails_is_no_success(tables, tmp_path):
     command = "bestta bench no-such-protocol"
     how = {"jobs": 1, "measured": tmp_path / "measured"}

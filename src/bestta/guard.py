@@ -25,7 +25,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from bestta.outputs import by_class
+from bestta.outputs import by_class, thinned
 from bestta.profile import AnswerProfile
 
 log = logging.getLogger("bestta.guard")
@@ -117,10 +117,7 @@ def variety(histogram: Tensor) -> float:
 
 def glance_at(logits: Tensor) -> AnswerProfile:
     """What an answer is like; of a large map, some thousand pixels are enough to tell."""
-    if logits.dim() == 4:
-        stride = max(1, int(math.sqrt(logits.shape[2] * logits.shape[3] / 4096)))
-        logits = logits[:, :, ::stride, ::stride]
-    return AnswerProfile.of(logits)
+    return AnswerProfile.of(thinned(logits))
 
 
 class Guard:

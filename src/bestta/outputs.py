@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -103,3 +104,11 @@ def _describe(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
     return f"a {type(value).__name__}"
+
+
+def thinned(logits: Tensor) -> Tensor:
+    """Of a large map, (B, K, H, W), every so-many-th pixel: some thousand tell what it is like."""
+    if logits.dim() != 4:
+        return logits
+    stride = max(1, int(math.sqrt(logits.shape[2] * logits.shape[3] / 4096)))
+    return logits[:, :, ::stride, ::stride]

@@ -15,6 +15,7 @@ told of domain changes declares it, and whoever runs the stream calls its ``doma
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 import weakref
@@ -294,8 +295,15 @@ class Adapter(ABC):
         return prediction.detach()
 
     def answered(self, image: Tensor) -> tuple[Tensor, StepReport]:
-        """One image: a step, watched by the guard if there is one."""
-        return self._transaction(image) if self.guard is None else self._guarded(image)
+        """One image: a step, watched by the guard if there is one; all of it, or nothing."""
+        if self.guard is None:
+            return self._transaction(image)
+        before = self.whole_state()
+        try:
+            return self._guarded(image)
+        except BaseException:
+            self.restore_whole(before)
+            raise
 
     def predict_source(self, image: Tensor) -> Tensor:
         """The logits of the plain source model; nothing adapts."""
@@ -562,6 +570,17 @@ class Adapter(ABC):
 
     def _identity(self) -> ModelIdentity:
         return self.profile.model if self.profile else ModelIdentity.of(self.model)
+
+
+def warn_caller(text: str) -> None:
+    """A UserWarning at the line that called the library, from however deep inside of it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "bestta",
+        "torch",
+    ):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 def check_shapes(

@@ -7,7 +7,6 @@ predicts. Where the paper leaves a choice open, the setting that decides it says
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from bestta.adapters.base import (
     check_shapes,
     is_blank,
     is_finite,
+    warn_caller,
 )
 from bestta.adapters.network import gradients
 from bestta.adapters.registry import register_adapter
@@ -204,7 +204,10 @@ class BesttaConfig(AdapterConfig):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is True or False, not {getattr(self, name)!r}.")
         if not are_scales(self.scales):
-            raise ValueError(f"scales are numbers above 0, or none, not {self.scales!r}.")
+            raise ValueError(
+                "scales is a tuple of numbers above 0, such as (0.625,), or () for none, not "
+                f"{self.scales!r}."
+            )
         object.__setattr__(self, "scales", tuple(self.scales))
         at_least_one(self, "entropy_stride", "images_per_step")
         not_negative(self, "lr", "style_floor", "trust")
@@ -313,7 +316,8 @@ OURS: Mapping[str, Mapping[str, Any]] = {
 }
 """What did best on training images, in weather and corruptions that no table reports; one set a
 task. In segmentation the paper's figures but for ρ, weighed statistics of the stream, relative and
-bounded γ, and learning only while the style moves: on every image, γ drifts over thousands of them.
+bounded γ, a second look, and learning only while the style moves: on every image, γ drifts over
+thousands of them.
 In classification γ learns all the time, from many images at once, and forgets."""
 
 
@@ -361,7 +365,9 @@ class Bestta(Adapter):
         self.lean: LeanModel | None = None
         if self.config.lean:
             self.lean = LeanModel(self.model, tuple(layers))
-        self.scales, self.view_step = self.config.scales, 1
+        self.scales = self.config.scales
+        # Sizes of views that the model takes, by the image's and the scale: no part of the state.
+        self.view_sizes: dict[tuple[int, int, float], list[tuple[int, int]]] = {}
         self.schedule = schedule_of(self.config.when)
         self.velocity = {name: torch.zeros_like(p) for name, p in self.trainable.items()}
         self.gathered: dict[str, Tensor] = {}
@@ -422,11 +428,10 @@ class Bestta(Adapter):
             except BaseException:
                 self.lean = lean
                 raise
-            warnings.warn(
+            warn_caller(
                 f"{type(self.model).__name__} does not run lean, and this adapter goes on with "
                 "plain autograd (lean=False says so from the start). "
-                + str(error).partition("\n")[0],
-                stacklevel=4,
+                + str(error).partition("\n")[0]
             )
             return done
 
@@ -527,75 +532,90 @@ class Bestta(Adapter):
     # --- second looks ---------------------------------------------------------------------
 
     def answered(self, image: Tensor) -> tuple[Tensor, StepReport]:
-        """A step, and second looks at an image that BeIN has answered; nothing is learned there."""
+        """A step, and second looks at an image that BeIN has answered; nothing is learned there.
+
+        They see what the first one saw: γ as it was before the step, or none where the guard did
+        not trust it, and the stream as it was before this image, whose place they take.
+        """
         if not self.scales:
             return super().answered(image)
-        whole = self.whole_state()
-        # Another look at the image is no further image of the stream's: it takes its place.
-        before = {name: bein.remembered() for name, bein in self.bein.items()}
+        before = self.whole_state()
+        prediction, report = super().answered(image)
+        if report.skipped:
+            return prediction, report
+        left = before
         try:
-            prediction, report = super().answered(image)
-            if not report.skipped:
-                prediction = self.look_again(image, prediction, before)
-        except BaseException:
-            self.restore_whole(whole)
-            raise
+            now = self.whole_state()
+            self.restore_whole(before)
+            if report.rolled_back:
+                self.unlearn()
+            elif self.config.predict == "after":
+                self.relearn(now)
+            prediction = self.look_again(image, prediction)
+            left = now
+        finally:
+            self.restore_whole(left)
         return prediction, report
 
     @torch.no_grad()
-    def look_again(
-        self, image: Tensor, prediction: Tensor, before: Mapping[str, Mapping[str, Tensor | None]]
-    ) -> Tensor:
-        """What the prediction and those of the image in other sizes, mirrored, come to together.
-
-        Args:
-            image: (B, C, H, W).
-            prediction: Its logits.
-            before: What each BeIN remembered of the stream before this image.
-        """
+    def look_again(self, image: Tensor, prediction: Tensor) -> Tensor:
+        """What the prediction and those of the image in other sizes, mirrored, come to together."""
         answers = [prediction]
-        size = (prediction.shape[-2], prediction.shape[-1])
         for scale in self.scales:
-            answer = self.second_look(image, scale, before)
-            if answer is None:
-                return prediction
-            if answer.dim() == 4:
-                answer = resized(answer.flip(-1), size)
-            if is_finite(answer):
+            answer = self.second_look(image, scale)
+            if answer is not None and answer.dim() == 4:
+                answer = resized(answer.flip(-1), (prediction.shape[2], prediction.shape[3]))
+            if answer is not None and is_finite(answer):
                 answers.append(answer)
         return agreed(answers, self.config.trust)
 
-    def second_look(
-        self, image: Tensor, scale: float, before: Mapping[str, Mapping[str, Tensor | None]]
-    ) -> Tensor | None:
-        """The logits of the image at another size, mirrored; None if the model takes no other."""
-        while True:
-            size = view_size(image, scale, self.view_step)
+    def second_look(self, image: Tensor, scale: float) -> Tensor | None:
+        """The logits of the image at another size, mirrored; None if the model takes none such."""
+        key = (image.shape[2], image.shape[3], scale)
+        # One that halves its input, and adds up what came of it, may need multiples of 32.
+        tried = [view_size(image, scale), view_size(image, scale, SMALLEST_SIDE)]
+        sizes = self.view_sizes.get(key, tried)
+        for size in sizes:
             try:
-                return self.glimpse(resized(image, size, smoothly=True).flip(-1), before)
-            except (RuntimeError, ValueError, AssertionError) as error:
-                if self.view_step < SMALLEST_SIDE:  # one that halves its input must meet itself
-                    self.view_step = SMALLEST_SIDE
-                    continue
-                self.scales = ()
-                warnings.warn(
-                    f"{type(self.model).__name__} fails on a view of {size} pixels of an image of "
-                    f"{tuple(image.shape[2:])}, and this adapter goes on with images as they are "
-                    "(scales=() says so from the start). " + str(error).partition("\n")[0],
-                    stacklevel=6,
-                )
-                return None
+                answer = self.glimpse(resized(image, size, smoothly=True).flip(-1))
+            except Exception as error:
+                failed = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                if isinstance(error, torch.OutOfMemoryError):
+                    return None  # of this moment, not of the model
+            else:
+                self.view_sizes[key] = [size]
+                return answer
+        if sizes is tried:
+            self.view_sizes[key] = []
+            warn_caller(
+                f"{type(self.model).__name__} fails on views of {' and '.join(map(str, tried))} "
+                f"pixels of an image of {key[:2]}, and this adapter goes on without them "
+                f"(scales=() says so from the start). {failed}"
+            )
+        return None
 
-    def glimpse(self, view: Tensor, before: Mapping[str, Mapping[str, Tensor | None]]) -> Tensor:
-        """The logits of a view in the light of the stream before; what is known of it stays."""
-        now = {name: bein.remembered() for name, bein in self.bein.items()}
+    def glimpse(self, view: Tensor) -> Tensor:
+        """The logits of a view; what is known of the stream stays as it is."""
+        before = {name: bein.remembered() for name, bein in self.bein.items()}
+
+        def asked() -> Tensor:
+            try:
+                return self.forward(view, learning=False)[0]
+            finally:
+                for name, statistics in before.items():
+                    self.bein[name].remember(statistics)
+
+        lean = self.lean
         try:
-            for name, statistics in before.items():
-                self.bein[name].remember(statistics)
-            return self.forward(view, learning=False)[0]
-        finally:
-            for name, statistics in now.items():
-                self.bein[name].remember(statistics)
+            return asked()
+        except RuntimeError:
+            if lean is None:
+                raise
+            self.lean = None  # perhaps it is too small to run so as it is, and its view is not
+            try:
+                return asked()
+            finally:
+                self.lean = lean
 
     def precision(self) -> AbstractContextManager[Any]:
         """Lower precision while the context lasts, if asked for; else as it is."""

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bestta.adapters.settings import is_number
-from bestta.outputs import by_class
+from bestta.losses import entropy
+from bestta.outputs import by_class, thinned
 
 SMALLEST_SIDE = 32
 """No view is smaller, unless the image is: many networks halve their input five times."""
@@ -47,13 +48,9 @@ def resized(x: Tensor, size: tuple[int, int], *, smoothly: bool = False) -> Tens
     return smaller.to(x.dtype)
 
 
-def mean_entropy(logits: Tensor) -> Tensor:
-    """Of the answer to each image, (B,), in nats; some thousand pixels of a map tell it."""
-    if logits.dim() == 4:
-        stride = max(1, int(math.sqrt(logits.shape[2] * logits.shape[3] / 4096)))
-        logits = logits[:, :, ::stride, ::stride]
-    log_p = by_class(logits).float().log_softmax(1)
-    return -(log_p.exp() * log_p).sum(1).view(len(logits), -1).mean(1)
+def unsureness(logits: Tensor) -> Tensor:
+    """The mean entropy of the answer to each image, (B,), in nats."""
+    return entropy(by_class(thinned(logits))).reshape(len(logits), -1).mean(1)
 
 
 def agreed(answers: Sequence[Tensor], trust: float) -> Tensor:
@@ -69,12 +66,13 @@ def agreed(answers: Sequence[Tensor], trust: float) -> Tensor:
         >>> agreed([sure, unsure], trust=1e3)
         tensor([[6., 0.]])
     """
-    entropies = torch.stack([mean_entropy(answer) for answer in answers])  # (V, B)
-    weights = (-trust * entropies).softmax(0)
+    weights = (-trust * torch.stack([unsureness(answer) for answer in answers])).softmax(0)
     # In fp32 at least: PyTorch is slow where a sum is of several kinds of numbers.
     wide = torch.promote_types(answers[0].dtype, torch.float32)
     shape = (-1,) + (1,) * (answers[0].dim() - 1)
-    total = answers[0].to(wide) * weights[0].view(shape)
-    for answer, weight in zip(answers[1:], weights[1:], strict=True):
-        total.addcmul_(answer.to(wide), weight.view(shape).to(wide))
+    first = answers[0].to(wide)
+    total = first.clone()
+    for answer, weight in zip(answers[1:], weights[1:].to(wide), strict=True):
+        # What is added is the difference: where all agree, nothing is rounded.
+        total.addcmul_(answer.to(wide) - first, weight.view(shape))
     return total.to(answers[0].dtype)
