@@ -53,6 +53,9 @@ GRADUAL = ("brightness", "fog", "frost", "snow")
 """The corruptions of the paper's gradual protocol."""
 SEVERITY = {"segmentation": 3, "classification": 5}
 
+ONE_LOOK: dict[str, Any] = {"scales": ()}
+"""Layers and settings are compared, as calibration does it: by one look at each image."""
+
 Frame = tuple[Tensor, Tensor]
 
 
@@ -146,10 +149,11 @@ def measured(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
             with torch.no_grad():
                 row["source"] = subject.score(frames, subject.model)
             for option, settings in options.items():
-                with bestta.adapt(subject.model, every, lr=0.0, guard=False, **settings) as still:
+                still_too = {"lr": 0.0, "guard": False, **ONE_LOOK, **settings}
+                with bestta.adapt(subject.model, every, **still_too) as still:
                     row[option] = subject.score(frames, still)
             for option, guard in (("calibrated", False), ("calibrated, guarded", True)):
-                with bestta.adapt(subject.model, profile, guard=guard) as adapter:
+                with bestta.adapt(subject.model, profile, guard=guard, **ONE_LOOK) as adapter:
                     row[option] = subject.score(frames, adapter)
             rows[stream] = row
             write_whole(file, json.dumps(rows, indent=1).encode())
