@@ -79,7 +79,7 @@ def test_the_page_says_by_how_much_ours_leads_or_trails(page, keep, records, tmp
         changed["score"] = {"Source": 30.0, "bestta+": 38.5, "Rival": 40.0}[record["label"]]
         (place / f"r{number}.json").write_text(json.dumps(changed))
     text = page["tables"](tmp_path)
-    assert "+8.5 points over the source, -1.5 over the best other method (Rival, 40.0)" in text
+    assert "+8.5 points over the source, 1.5 behind the best other method (Rival, 40.0)" in text
 
 
 def test_a_table_that_was_not_measured_is_not_on_the_page(page, tmp_path):
