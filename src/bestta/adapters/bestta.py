@@ -534,8 +534,8 @@ class Bestta(Adapter):
     def answered(self, image: Tensor) -> tuple[Tensor, StepReport]:
         """A step, and second looks at an image that BeIN has answered; nothing is learned there.
 
-        They see what the first one saw: γ as it was before the step, or none where the guard did
-        not trust it, and the stream as it was before this image, whose place they take.
+        They see what the first one saw: γ as it was before the step, or none where the step was
+        undone, and the stream as it was before this image, whose place they take.
         """
         if not self.scales:
             return super().answered(image)
