@@ -11,9 +11,11 @@ hand. The README gets one table of the means.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 
 from bestta.benchmark.config import read_study
@@ -64,6 +66,8 @@ EVERY_8TH = (
     "of each block, and all others are scored on just those frames as well, so that like is "
     "compared with like. Three looks: `scales=(0.625, 1.25)`, not the usual form."
 )
+DRAWING = "--study methods-costly --only CoTTA --only PETAL --seeds 3"
+"""Those that draw random numbers."""
 GAIN = "gain over the source model, measured and published"
 SHORTENED = "Over table 2's stream, shortened to two rounds."
 
@@ -82,7 +86,7 @@ SECTIONS = (
         "gradual-costly",
         "Table 1 with the costly methods, every 8th frame",
         EVERY_8TH,
-        (f"{GRADUAL} --study methods-costly --jobs 2",),
+        (f"{GRADUAL} --study methods-costly --jobs 2", f"{GRADUAL} {DRAWING} --jobs 2"),
         ("time and memory",),
         (bubbles,),
         bars=True,
@@ -101,7 +105,10 @@ SECTIONS = (
         "weather-costly",
         "Table 2 with the costly methods, every 8th frame, three rounds",
         EVERY_8TH,
-        (f"{WEATHER} --rounds 3 --study methods-costly --jobs 2",),
+        (
+            f"{WEATHER} --rounds 3 --study methods-costly --jobs 2",
+            f"{WEATHER} --rounds 3 {DRAWING} --jobs 2",
+        ),
         ("what is forgotten of the source", "time and memory"),
         (bubbles,),
         bars=True,
@@ -131,7 +138,11 @@ SECTIONS = (
         "MEMO looks at 32 altered copies of each image, CoTTA and PETAL at those of each that the "
         "source model is unsure of. They and EcoTTA run on every 8th image of each corruption, and "
         "all others are scored on just those images as well.",
-        (f"{CIFAR} --study methods-costly-classification --jobs 2",),
+        (
+            f"{CIFAR} --study methods-costly-classification --jobs 2",
+            f"{CIFAR} --study methods-costly-classification --only CoTTA --only PETAL --only RoTTA "
+            "--only MEMO --seeds 3 --jobs 2",
+        ),
         ("time and memory",),
         (bubbles,),
     ),
@@ -273,7 +284,7 @@ def written(section: Section, folder: Path, figures_at: Path | None) -> list[str
     for group in found:
         first, *others = tables_of(group)
         parts.append(first.markdown().strip())
-        parts += to_come(group)
+        parts += to_come(group, section.commands)
         if section.bars:
             parts += bars(group)
         for table in others:
@@ -307,12 +318,22 @@ def listed(group: Group) -> Group:
     return replace(group, entries=tuple(ordered))
 
 
-def to_come(group: Group) -> list[str]:
-    """Which rows of the study there are no records of yet."""
-    measured = {entry.label for entry in group.entries}
-    rows = rows_of(group)
-    missing = [label for label in rows if label and label not in measured]
-    return [f"Still to be measured: {', '.join(missing)}."] if missing else []
+def to_come(group: Group, commands: Sequence[str] = ()) -> list[str]:
+    """Which rows of the study, and which seeds of them, there are no records of yet."""
+    measured = {entry.label: len(entry.seeds) for entry in group.entries}
+    wanted = dict.fromkeys(filter(None, rows_of(group)), 1)
+    for command in commands:
+        words = shlex.split(command)
+        if "--seeds" in words:
+            rows = [row for at, row in pairwise(words) if at == "--only"] or list(wanted)
+            wanted |= dict.fromkeys(rows, int(words[words.index("--seeds") + 1]))
+    missing = [label for label in wanted if label not in measured]
+    more = [
+        f"{label} with {count - measured[label]} more seeds"
+        for label, count in wanted.items()
+        if 0 < measured.get(label, count) < count
+    ]
+    return [f"Still to be measured: {', '.join(missing + more)}."] if missing + more else []
 
 
 def bars(group: Group) -> list[str]:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,25 @@ def arguments(command: str, data: dict[str, str | None], jobs: int, out: Path) -
 
 
 def lacking(words: Sequence[str], place: Path) -> list[str] | None:
-    """The rows of a command's study without a record for each seed; None if it names its own."""
-    if "--study" not in words or "--only" in words:
+    """The rows a command asks for without a record for each seed; None if it is of no study."""
+    if "--study" not in words:
         return None
     study = read_study(words[words.index("--study") + 1])
+    if named := [row for at, row in pairwise(words) if at == "--only"]:
+        study = study.only(named)
     seeds = int(words[words.index("--seeds") + 1]) if "--seeds" in words else 1
     configs = [json.loads(path.read_text("utf-8"))["config"] for path in place.glob("*.json")]
     rows = [config["variant"] for config in configs if config["study"] == study.name]
     return [v.row or v.label for v in study.variants if rows.count(asdict(v)) < seeds]
+
+
+def asking_for(rows: Sequence[str] | None, words: Sequence[str]) -> list[str]:
+    """The command for these rows in place of those it names; as it is if there are none."""
+    if rows is None:
+        return [*words]
+    before = ["", *words]
+    rest = [word for at, word in pairwise(before) if "--only" not in (at, word)]
+    return [*rest, *(word for row in rows for word in ("--only", row))]
 
 
 def fill(
@@ -91,7 +103,7 @@ def fill(
             rows = lacking(words, measured / folder)
             if rows == []:
                 continue
-            well &= run([*words, *(word for row in rows or () for word in ("--only", row))]) == 0
+            well &= run(asking_for(rows, words)) == 0
     finally:
         keep(out, measured / folder)
     return well

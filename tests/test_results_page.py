@@ -82,6 +82,21 @@ def test_the_page_says_by_how_much_ours_leads_or_trails(page, keep, records, tmp
     assert "+8.5 points over the source, 1.5 behind the best other method (Rival, 40.0)" in text
 
 
+def test_the_page_says_which_rows_and_seeds_are_still_to_come(page, keep, records, tmp_path):
+    """Of the costly table CoTTA is asked for with three seeds: here it has one, PETAL none."""
+    place = tmp_path / "weather-costly"
+    place.mkdir()
+    for number, label in enumerate(("Source", "CoTTA")):
+        record = {**keep(records[0]), "label": label, "id": f"r{number}"}
+        record["study"] = {"name": "methods-costly", "row": "", "marks": {}}
+        (place / f"r{number}.json").write_text(json.dumps(record))
+    (line,) = [
+        line for line in page["tables"](tmp_path).splitlines() if line.startswith("Still to be")
+    ]
+    assert line.endswith(", PETAL, bestta+ (three looks), CoTTA with 2 more seeds.")
+    assert "Source" not in line
+
+
 def test_a_table_that_was_not_measured_is_not_on_the_page(page, tmp_path):
     assert page["tables"](tmp_path) == ""
 

@@ -101,6 +101,13 @@ def test_a_row_of_a_study_that_has_its_record_is_not_run_again_whatever_settings
     assert tables.lacking(shlex.split(command), kept.parent) == ["α-BN"]
     seeds = shlex.split(f"{command} --seeds 2")
     assert tables.lacking(seeds, kept.parent) == ["Source", "α-BN"]
+    assert tables.lacking([*seeds, "--only", "Source"], kept.parent) == ["Source"]
+
+
+def test_a_command_that_names_rows_is_asked_for_those_of_them_that_lack_a_record(tables):
+    words = ["bench", "--only", "one", "--seeds", "3", "--only", "two"]
+    assert tables.asking_for(["two"], words) == ["bench", "--seeds", "3", "--only", "two"]
+    assert tables.asking_for(None, words) == words
 
 
 def test_a_command_that_fails_is_no_success(tables, tmp_path):
