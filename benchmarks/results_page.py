@@ -62,8 +62,8 @@ WEATHER = "bestta bench weather-continual --data CITYSCAPES --precision bf16"
 GRADUAL = "bestta bench cityscapes-gradual --data CITYSCAPES --size 512x256 --precision bf16"
 CIFAR = "bestta bench cifar10c-rendered --data CIFAR-10 --precision bf16"
 EVERY_8TH = (
-    "CoTTA, PETAL and EcoTTA take seconds an image. They run in their lean form on every 8th frame "
-    "of each block, and all others are scored on just those frames as well, so that like is "
+    "CoTTA and PETAL take seconds an image. They and EcoTTA run in their lean form on every 8th "
+    "frame of each block, and all others are scored on just those frames as well, so that like is "
     "compared with like. Three looks: `scales=(0.625, 1.25)`, not the usual form."
 )
 DRAWING = "--study methods-costly --only CoTTA --only PETAL --seeds 3"
