@@ -18,6 +18,8 @@ from bestta.adapters.batchnorm import (
     batch_norms,
     check_affine,
     check_batch_norms,
+    images_apart,
+    mixing_network,
     moments,
     replace_norms,
     share_of_batch,
@@ -69,6 +71,34 @@ def by_hand(x: Tensor, norm: nn.Module, share: float) -> Tensor:
     variance = share * own_variance + (1 - share) * norm.running_var.double()
     normal = (x - mean.view(view)) / (variance.view(view) + norm.eps).sqrt()
     return normal * norm.weight.double().view(view) + norm.bias.double().view(view)
+
+
+class Rectified(nn.BatchNorm2d):
+    """A batch norm with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize(
+    ("kind", "tracked"), [(nn.BatchNorm2d, True), (nn.BatchNorm2d, False), (Rectified, True)]
+)
+@pytest.mark.parametrize("prior", [0.0, 3.0, float("inf")])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_images_apart_are_normalised_as_if_each_came_alone(prior, layout, kind, tracked):
+    net = nn.Sequential(
+        settled(kind(3, track_running_stats=tracked)),
+        nn.AdaptiveAvgPool2d(1),
+        settled(nn.BatchNorm2d(3, track_running_stats=tracked)),
+        nn.Flatten(1),
+    )
+    network = mixing_network(net, None, share_of_batch(prior))
+    x = (torch.randn(5, 3, 4, 6) * 3 + 1).contiguous(memory_format=layout)
+    alone = torch.cat([network(image) for image in x.split(1)])
+    with images_apart(network):
+        torch.testing.assert_close(network(x), alone)
+    together = network(x)
+    assert torch.allclose(together, alone) == (prior == float("inf") and tracked)
 
 
 # --- the formula --------------------------------------------------------------------------------

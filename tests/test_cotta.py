@@ -182,6 +182,29 @@ def test_an_unsure_anchor_has_the_teacher_asked_about_32_views():
     assert len(shapes) == 32 + 2  # and anchor and student
 
 
+@pytest.mark.parametrize("prior", [0.0, 4.0, float("inf")])
+def test_views_of_one_image_that_go_together_are_answered_as_if_each_came_alone(prior, monkeypatch):
+    model = randomise(Images().double(), seed=2)
+    images = [image.double() for image in stream(3, seed=7, size=8, **FOG)]
+    settings = {"method": "cotta", "augmentations": 5, "prior": prior}
+    together, apart = (bestta.adapt(model, **settings) for _ in range(2))
+    shapes = calls(together)
+    answers = [together(image) for image in images]
+    assert [shape[0] for shape in shapes] == [1, 5, 1] * 3
+    monkeypatch.setattr(module_under_test, "PIXELS_AT_ONCE", 1)
+    shapes = calls(apart)
+    for image, answer in zip(images, answers, strict=True):
+        torch.testing.assert_close(apart(image), answer)
+    assert [shape[0] for shape in shapes] == [1] * 7 * 3
+
+
+def test_views_of_a_large_image_take_the_memory_of_one_image():
+    adapter = bestta.adapt(randomise(Images(), seed=2), method="cotta", augmentations=3)
+    shapes = calls(adapter)
+    adapter(stream(1, seed=7, size=200)[0])
+    assert [shape[0] for shape in shapes] == [1] * (3 + 2)
+
+
 class Sure(nn.Module):
     """Two classes, of which the first has the probability that the image says."""
 
@@ -213,7 +236,8 @@ def test_the_batchs_mean_top_probability_decides_at_092(probabilities, asked):
     adapter = bestta.adapt(Sure().eval(), method="cotta", preset="classification")
     shapes = calls(adapter)
     adapter(of_probabilities(*probabilities))
-    assert len(shapes) == asked
+    # Views of a single image go through together.
+    assert sum(shape[0] for shape in shapes) == asked * len(probabilities)
 
 
 def test_the_prediction_is_the_teachers_and_not_the_students(monkeypatch):

@@ -14,7 +14,8 @@ has no statistics, and the source's are used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bestta.adapters.network import Network
-from bestta.moments import moments
+from bestta.moments import instance_moments, moments
 from bestta.outputs import OutputKey
 
 
@@ -50,7 +51,7 @@ class AdaptiveNorm(nn.Module, ABC):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Mean and variance (C,), in fp32 at least, to normalise ``x`` (B, C, ...) by.
 
-        None for its own. ``x`` may be in half precision.
+        None for its own; (B, C) where each image has its own. ``x`` may be in half precision.
         """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ class AdaptiveNorm(nn.Module, ABC):
             out = F.batch_norm(x.to(dtype), None, None, weight, bias, True, 0.0, self.eps)
             return out.to(x.dtype)
         mean, variance = (value.to(dtype) for value in chosen)
-        if mean.requires_grad or variance.requires_grad:
+        if mean.requires_grad or variance.requires_grad or mean.dim() > 1:
             return _affine(wide.to(dtype), mean, variance, weight, bias, self.eps).to(x.dtype)
         # Features in half precision go in as they are: they are widened on the way, value by value.
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, self.eps)
@@ -87,21 +88,28 @@ class MixedNorm(AdaptiveNorm):
     counts alone, as in batch norm's training mode, and through no mixture.
     """
 
+    apart = False
+    """Whether each image of a batch is normalised as if it came alone; without gradients then."""
+
     def __init__(self, norm: _BatchNorm, share: Callable[[int], float]) -> None:
         super().__init__(norm)
         self.share = share
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """The mixture."""
-        source, share = self.source, self.share(x.shape[0])
-        if source is None:
-            return None if values_per_channel(x) > 1 else moments(x)
-        if share == 0 or values_per_channel(x) == 1:
+        batch = 1 if self.apart else len(x)
+        together = len(x) // max(1, batch)
+        source = self.source
+        share = 1.0 if source is None else self.share(batch)
+        lone = values_per_channel(x) == together
+        if source is not None and (share == 0 or lone):
             return source
-        if share == 1:
+        if share == 1 and not self.apart and not lone:
             return None
         with torch.no_grad():
-            mean, variance = moments(x)
+            mean, variance = instance_moments(x, 1) if self.apart else moments(x)
+            if source is None or share == 1:
+                return mean, variance
             return source[0].to(mean).lerp(mean, share), source[1].to(mean).lerp(variance, share)
 
 
@@ -117,8 +125,25 @@ def share_of_batch(prior: float) -> Callable[[int], float]:
 def mixing_network(model: nn.Module, output: OutputKey, share: Callable[[int], float]) -> Network:
     """``model`` with batch norms, if it has any, that mix the source and the batch."""
     network = Network(model, output)
-    replace_norms(network, lambda norm: MixedNorm(norm, share))
+    network.norms = replace_norms(network, lambda norm: MixedNorm(norm, share))
     return network
+
+
+@contextmanager
+def images_apart(network: Network) -> Iterator[None]:
+    """Within, ``network`` answers each image of a batch as if it came alone; without gradients.
+
+    For networks by `mixing_network`.
+    """
+    mixed = [norm for norm in network.norms.values() if isinstance(norm, MixedNorm)]
+    try:
+        for norm in mixed:
+            norm.apart = True
+        with torch.no_grad():
+            yield
+    finally:
+        for norm in mixed:
+            norm.apart = False
 
 
 AnyNorm = TypeVar("AnyNorm", bound=AdaptiveNorm)
@@ -220,7 +245,7 @@ def _affine(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    shape = (1, -1, *[1] * (x.dim() - 2))
+    shape = (-1, x.shape[1], *[1] * (x.dim() - 2))
     slope = (variance + eps).rsqrt() * (1 if weight is None else weight)
     offset = (0 if bias is None else bias) - mean * slope
     return x * slope.view(shape) + offset.view(shape)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from bestta.adapters.augment import Normalisation, augment, check_normalise
 from bestta.adapters.base import Adapter, AdapterConfig, StepReport
-from bestta.adapters.batchnorm import mixing_network, share_of_batch
+from bestta.adapters.batchnorm import images_apart, mixing_network, share_of_batch
 from bestta.adapters.network import Weights, follow, gradients
 from bestta.adapters.optimiser import Optimiser
 from bestta.adapters.registry import register_adapter
@@ -48,6 +48,10 @@ from bestta.adapters.settings import (
 from bestta.adapters.views import are_scales, resized, view_size
 from bestta.losses import cross_entropy
 from bestta.outputs import task_of
+
+PIXELS_AT_ONCE = 2**16
+"""Random views of one image go through the network together up to so many pixels: small ones are
+answered in half the time, and no forward needs more memory than one of an image of that size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +186,13 @@ class Cotta(Adapter):
     def average_over_augmentations(self, image: Tensor) -> Tensor:
         """The mean of the teacher's logits over random views."""
         count, normalise = self.config.augmentations, self.config.normalise
-        views = (augment(image, self.generator, normalise) for _ in range(count))
-        return torch.stack([self.ask(view, self.teacher) for view in views]).mean(0)
+        views = [augment(image, self.generator, normalise) for _ in range(count)]
+        if len(image) > 1:  # whose views are batches, with statistics of their own
+            return torch.stack([self.ask(view, self.teacher) for view in views]).mean(0)
+        at_once = max(1, PIXELS_AT_ONCE // image[0, 0].numel())
+        with images_apart(self.network):
+            answers = [self.ask(part, self.teacher) for part in torch.cat(views).split(at_once)]
+        return torch.cat(answers).mean(0, keepdim=True)
 
     def compute_unread_answers(self, image: Tensor, sure: bool) -> None:
         """What the published program computes and then leaves; draws are taken back."""

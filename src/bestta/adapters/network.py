@@ -44,6 +44,8 @@ class Network:
         self.module = skeleton(model)
         self.output = output
         self.running = False
+        self.norms: Mapping[str, nn.Module] = {}
+        """What does the work of its batch norms, by name, where something else does."""
         for module in self.module.modules():
             if isinstance(module, nn.DataParallel):
                 raise ValueError(
