@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import bestta
 from bestta import SourceProfile
-from bestta.adapters.views import agreed, unsureness, view_size
+from bestta.adapters.views import Favourite, agreed, unsureness, view_size
 from nets import Segmenter, randomise, same, stream
 
 FOG = {"shift": 1.5, "scale": 0.4}
@@ -361,11 +361,156 @@ def test_a_step_that_is_stopped_anywhere_leaves_no_trace(one_size, guard):
     assert stopped >= (3 if guard else 2)
 
 
+# --- the surest of several sizes ------------------------------------------------------------------
+
+
+def test_sizes_are_compared_when_the_style_moves_and_on_every_ninth_image():
+    favourite, compared = Favourite(3), []
+    moved_at = (0, 20)
+    for image in range(32):
+        since = image - max(at for at in moved_at if at <= image) + 1
+        chosen = favourite.chosen(since)
+        compared.append(len(chosen) == 3)
+        assert chosen in ([0, 1, 2], [1])
+        unsure = dict(enumerate((0.5, 0.3, 0.4)))
+        favourite.seen({size: unsure[size] for size in chosen}, len(chosen) == 3, since)
+    # 0 and 1 begin, 10 and 19 are the ninth after the one before, at 20 the style has moved.
+    assert [image for image, all_of_them in enumerate(compared) if all_of_them] == [
+        *(0, 1, 10, 19),
+        *(20, 21, 30),
+    ]
+
+
+def test_the_favourite_is_the_surest_by_a_moving_average_since_the_style_moved():
+    favourite = Favourite(2)
+    assert favourite.chosen(5) == [0, 1]
+    favourite.seen({0: 0.5, 1: 0.4}, True, 1)
+    assert favourite.chosen(5) == [1]
+    favourite.seen({0: 0.5, 1: 0.7}, True, 2)  # by hand: 0.7 · 0.4 + 0.3 · 0.7 = 0.49
+    assert favourite.unsure == pytest.approx([0.5, 0.49])
+    assert favourite.chosen(5) == [1]
+    favourite.seen({0: 0.5, 1: 0.6}, True, 3)  # 0.7 · 0.49 + 0.3 · 0.6 = 0.523
+    assert favourite.chosen(5) == [0]
+    favourite.seen({0: 0.9, 1: 0.1}, True, 1)  # another style
+    assert favourite.unsure == [0.9, 0.1]
+
+
+def test_a_size_that_fails_is_no_favourite_until_it_answers():
+    favourite = Favourite(2)
+    favourite.seen({0: 2.0}, True, 1)
+    assert favourite.chosen(3) == [0]
+    favourite.seen({0: 2.0, 1: 1.0}, True, 4)
+    assert favourite.unsure == [2.0, 1.0]
+    assert favourite.chosen(3) == [1]
+    favourite.seen({0: 2.0}, True, 5)
+    assert favourite.chosen(3) == [0]
+
+
+def views_seen(adapter) -> list[list[float]]:
+    """At which sizes each image is seen from now on, a list for each once it is answered."""
+    seen: list[list[float]] = [[]]
+    usual = adapter.second_look
+
+    def second_look(image, scale):
+        seen[-1].append(scale)
+        return usual(image, scale)
+
+    adapter.second_look = second_look
+    return seen
+
+
+MEMORY = {"guard": False, "lr": 0.0, "statistics": "weighed", "statistics_decay": 0.9}
+
+
+@pytest.mark.parametrize("when", ["auto", "always"])
+def test_an_image_is_seen_at_the_size_that_was_the_surest(segmenter, profile, when):
+    settings = {**MEMORY, "when": when, "trust": 2.0}
+    alone = bestta.adapt(segmenter, profile, **settings)
+    adapter = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), looks="surest", **settings)
+    seen, unsure, favourites = views_seen(adapter), [], []
+    night = {"shift": -1.5, "scale": 0.1}
+    for image in [*stream(6, seed=5, size=64, **FOG), *stream(6, seed=6, size=64, **night)]:
+        answers, found = [], []
+        for scale in (0.5, 1.5):
+            with alone.trial():
+                answer = torch.flip(alone(mirrored(image, scale)), (3,))
+            answers.append(F.interpolate(answer, (64, 64), mode="bilinear", align_corners=False))
+            found.append(entropies(answers[-1].numpy()).item())
+        unsure.append(found)
+        first, answered = alone(image), adapter(image)
+        chosen = [(0.5, 1.5).index(scale) for scale in seen[-1]]
+        looks = [first, *(answers[which] for which in chosen)]
+        weights = np.exp([-2.0 * entropies(look.numpy()).item() for look in looks])
+        expected = sum(float(w) * look for w, look in zip(weights, looks, strict=True))
+        torch.testing.assert_close(answered, expected / float(weights.sum()), rtol=1e-3, atol=1e-3)
+        if len(chosen) == 1:
+            favourites.append((len(unsure) - 1, chosen[0]))
+        seen.append([])
+    # Both at first, and again when the style has moved; in between the surer one of those two.
+    assert [image for image, _ in favourites] == [2, 3, 4, 5, 8, 9, 10, 11]
+    for image, chosen in favourites:
+        one, two = unsure[0 if image < 6 else 6], unsure[1 if image < 6 else 7]
+        average = [0.7 * a + 0.3 * b for a, b in zip(one, two, strict=True)]
+        assert chosen == int(np.argmin(average))
+
+
+def test_which_size_is_the_surest_is_saved_and_loaded(segmenter, profile):
+    settings = {**MEMORY, "when": "always", "scales": (0.5, 1.5), "looks": "surest"}
+    one, other = (bestta.adapt(segmenter, profile, **settings) for _ in range(2))
+    images = stream(14, seed=5, size=64, **FOG)
+    for image in images[:7]:
+        one(image)
+    other.load_state(one.state())
+    seen_by_one, seen_by_other = views_seen(one), views_seen(other)
+    for image in images[7:]:
+        assert torch.equal(one(image), other(image))
+    assert seen_by_one == seen_by_other
+    assert len(seen_by_one[0]) == 8  # one each, and all once more on the ninth after
+    one.reset()
+    one(images[0])
+    assert len(seen_by_one[0]) == 10
+
+
+def test_a_memory_of_other_sizes_begins_anew(segmenter, profile):
+    two = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), looks="surest", **MEMORY)
+    three = bestta.adapt(segmenter, profile, scales=(0.5, 1, 1.5), looks="surest", **MEMORY)
+    none = bestta.adapt(segmenter, profile, **MEMORY)
+    image = stream(1, seed=5, size=64, **FOG)[0]
+    two(image)
+    for adapter in (three, none):
+        adapter.load_state(two.state())
+        adapter(image)
+    assert three.favourite.since == 0
+
+
+@pytest.mark.parametrize(
+    "damage", [{"looks/since": -2}, {"looks/unsure": [-1.0, 0.5]}, {"looks/since": None}]
+)
+def test_a_damaged_memory_of_sizes_is_refused(segmenter, profile, damage):
+    adapter = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), looks="surest", **MEMORY)
+    adapter(stream(1, seed=5, size=64, **FOG)[0])
+    state = adapter.state()
+    for name, value in damage.items():
+        if value is None:
+            del state[name]
+        else:
+            state[name] = torch.tensor(value)
+    with pytest.raises(ValueError, match="damaged"):
+        adapter.load_state(state)
+
+
+def test_looks_that_are_none_are_refused(segmenter, profile):
+    with pytest.raises(ValueError, match="looks is one of 'all', 'surest'"):
+        bestta.adapt(segmenter, profile, looks="best")
+
+
 @pytest.mark.usual
-def test_the_usual_form_looks_twice_at_streets_and_once_at_other_images(segmenter, classifier):
-    for model, scales in ((segmenter, [0.625]), (classifier, [])):
+def test_the_usual_form_looks_again_at_streets_and_once_at_other_images(segmenter, classifier):
+    for model, scales in ((segmenter, [0.625, 1.25]), (classifier, [])):
         profile = SourceProfile.collect(model, stream(8, seed=3), ["layer1"])
-        assert bestta.adapt(model, profile).settings["scales"] == scales
+        settings = bestta.adapt(model, profile).settings
+        assert settings["scales"] == scales
+        assert settings["looks"] == ("surest" if scales else "all")
 
 
 def test_the_paper_looks_once(segmenter, profile):

@@ -7,7 +7,7 @@ predicts. Where the paper leaves a choice open, the setting that decides it says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -27,7 +27,14 @@ from bestta.adapters.base import (
 )
 from bestta.adapters.network import gradients
 from bestta.adapters.registry import register_adapter
-from bestta.adapters.schedule import check_schedule, check_when, schedule_of, shapes
+from bestta.adapters.schedule import (
+    SCHEDULE,
+    Settling,
+    check_schedule,
+    check_when,
+    schedule_of,
+    shapes,
+)
 from bestta.adapters.settings import (
     at_least_one,
     fraction,
@@ -36,7 +43,18 @@ from bestta.adapters.settings import (
     one_of,
     within,
 )
-from bestta.adapters.views import SMALLEST_SIDE, agreed, are_scales, resized, view_size
+from bestta.adapters.views import (
+    LOOKS,
+    SMALLEST_SIDE,
+    Favourite,
+    agreed,
+    are_scales,
+    check_favourite,
+    favourite_shapes,
+    resized,
+    unsureness,
+    view_size,
+)
 from bestta.bein import (
     ODD_ONE,
     RECENT_FEW,
@@ -154,9 +172,12 @@ class BesttaConfig(AdapterConfig):
     """Return the prediction of the forward that was trained on, or of one more after the update."""
 
     scales: tuple[float, ...] = ()
-    """Sizes, in terms of the image's own, at which each image is looked at once more, mirrored.
-    Its answers are averaged, the surer ones counting for more. Costs a forward at each size: at
-    half the size a quarter of one. None as in the paper."""
+    """Sizes, in terms of the image's own, at which images are looked at once more, mirrored. The
+    answers are averaged, the surer ones counting for more. Costs a forward at each size: at half
+    the size a quarter of one. None as in the paper."""
+    looks: Literal["all", "surest"] = "all"
+    """Look at each image at all of these sizes, or, ``"surest"``, at the one whose answers have
+    been the surest lately: all are compared when the style moves, and on every ninth image."""
     trust: float = 16.0
     """How much more a surer look counts: an answer by exp(−trust · its mean entropy, in nats)."""
 
@@ -199,6 +220,7 @@ class BesttaConfig(AdapterConfig):
         one_of(self, "statistics", "average", "weighed")
         one_of(self, "predict", "before", "after")
         one_of(self, "precision", "fp32", "bf16")
+        one_of(self, "looks", "all", "surest")
         check_when(self.when)
         for name in ("lean", "forget_at_changes"):
             if not isinstance(getattr(self, name), bool):
@@ -236,6 +258,7 @@ class BesttaConfig(AdapterConfig):
 
 SUM, ADAM = ("step/gradient", "step/images"), ("step/square", "step/steps")
 ANSWER = "step/answer"
+LOOKS_WATCH = f"{LOOKS}style/"
 GATHERED = (*SUM, *ADAM, ANSWER)
 """What a step may depend on beside γ and its velocity: the sum of the gradients since the last one,
 of all γ in a row, (P,), and of how many images it is, (); Adam's mean square of gradients, (P,),
@@ -294,7 +317,8 @@ OURS: Mapping[str, Mapping[str, Any]] = {
         "statistics": "weighed",
         "statistics_decay": 0.9,
         "when": "auto",
-        "scales": (0.625,),
+        "scales": (0.625, 1.25),
+        "looks": "surest",
     },
     "classification": {
         **SINGLE["classification"],
@@ -369,6 +393,11 @@ class Bestta(Adapter):
         # Sizes of views that the model takes, by the image's and the scale: no part of the state.
         self.view_sizes: dict[tuple[int, int, float], list[tuple[int, int]]] = {}
         self.schedule = schedule_of(self.config.when)
+        several = len(self.scales) > 1 and self.config.looks == "surest"
+        self.favourite = Favourite(len(self.scales)) if several else None
+        # What tells the favourite that the style has moved: one and the same watch where γ has one.
+        own = self.schedule if isinstance(self.schedule, Settling) else Settling(LOOKS_WATCH)
+        self.watch = own if several else None
         self.velocity = {name: torch.zeros_like(p) for name, p in self.trainable.items()}
         self.gathered: dict[str, Tensor] = {}
 
@@ -450,7 +479,9 @@ class Bestta(Adapter):
             return logits, StepReport(reason="γ begins anew: the style of the stream has changed")
         first = next(iter(passes))
         done = passes[first].done
-        self.schedule.seen(self.bein[first].style(done.mean, done.variance))
+        style = self.bein[first].style(done.mean, done.variance)
+        for watch in {id(w): w for w in (self.schedule, self.watch) if w is not None}.values():
+            watch.seen(style)
         if not learning:
             why = "by the guard" if self.holding else "no learning rate or no loss"
             return logits, StepReport(reason=f"γ is held still: {why}")
@@ -544,6 +575,10 @@ class Bestta(Adapter):
         if report.skipped:
             return prediction, report
         left = before
+        favourite, chosen, moved = self.favourite, [*range(len(self.scales))], 1
+        if favourite is not None and self.watch is not None:
+            moved = self.watch.since_moved
+            chosen = favourite.chosen(moved)
         try:
             now = self.whole_state()
             self.restore_whole(before)
@@ -551,23 +586,39 @@ class Bestta(Adapter):
                 self.unlearn()
             elif self.config.predict == "after":
                 self.relearn(now)
-            prediction = self.look_again(image, prediction)
+            prediction, unsure = self.look_again(image, prediction, chosen)
             left = now
         finally:
             self.restore_whole(left)
+        if favourite is not None and not report.rolled_back:
+            favourite.seen(unsure, len(chosen) == len(self.scales), moved)
         return prediction, report
 
     @torch.no_grad()
-    def look_again(self, image: Tensor, prediction: Tensor) -> Tensor:
-        """What the prediction and those of the image in other sizes, mirrored, come to together."""
-        answers = [prediction]
-        for scale in self.scales:
-            answer = self.second_look(image, scale)
+    def look_again(
+        self, image: Tensor, prediction: Tensor, chosen: Sequence[int]
+    ) -> tuple[Tensor, dict[int, float]]:
+        """What the prediction and those of the image in other sizes, mirrored, come to together.
+
+        Args:
+            image: (B, C, H, W).
+            prediction: Of the image as it is.
+            chosen: Which of the sizes, by number.
+
+        Returns:
+            The logits, and how unsure each size's answer was, on average over the images.
+        """
+        answers, unsure = [prediction], [unsureness(prediction)]
+        found = {}
+        for which in chosen:
+            answer = self.second_look(image, self.scales[which])
             if answer is not None and answer.dim() == 4:
                 answer = resized(answer.flip(-1), (prediction.shape[2], prediction.shape[3]))
             if answer is not None and is_finite(answer):
                 answers.append(answer)
-        return agreed(answers, self.config.trust)
+                unsure.append(unsureness(answer))
+                found[which] = float(unsure[-1].mean())
+        return agreed(answers, self.config.trust, unsure), found
 
     def second_look(self, image: Tensor, scale: float) -> Tensor | None:
         """The logits of the image at another size, mirrored; None if the model takes none such."""
@@ -853,7 +904,9 @@ class Bestta(Adapter):
                 "target_embedding": self.target_embedding.get(name),
             }
             state.update({f"{name}/{k}": v for k, v in kept.items() if v is not None})
-        return {**state, **self.gathered, **self.schedule.state()}
+        watch = {} if self.watch is None else self.watch.state()
+        looks = {} if self.favourite is None else self.favourite.state()
+        return {**state, **self.gathered, **self.schedule.state(), **watch, **looks}
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -870,6 +923,10 @@ class Bestta(Adapter):
             if f"{name}/target_embedding" in state
         }
         self.schedule.restore(state, self.device)
+        if self.watch is not None and self.watch is not self.schedule:
+            self.watch.restore(state, self.device)
+        if self.favourite is not None:
+            self.favourite.restore(state)
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise a ValueError unless names and shapes fit, and every number is finite."""
@@ -890,9 +947,13 @@ class Bestta(Adapter):
             shape = state[ANSWER].flatten().shape
             optional[ANSWER] = shape if home is None else home.histogram.shape
         channels = next(iter(self.bein.values())).channels
-        optional |= {n: torch.Size(shape) for n, shape in shapes(channels).items()}
+        for prefix in (SCHEDULE, LOOKS_WATCH):
+            optional |= {n: torch.Size(shape) for n, shape in shapes(channels, prefix).items()}
+        optional |= favourite_shapes(state)
         check_shapes(state, needed, optional)
-        check_schedule(state)
+        check_schedule(state, SCHEDULE)
+        check_schedule(state, LOOKS_WATCH)
+        check_favourite(state)
         for numbers, count in (SUM, ADAM):
             both = {numbers, count} <= state.keys() and bool(state[count] >= 1)
             if not both and {numbers, count} & state.keys():

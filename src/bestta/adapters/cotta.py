@@ -191,7 +191,9 @@ class Cotta(Adapter):
             return torch.stack([self.ask(view, self.teacher) for view in views]).mean(0)
         at_once = max(1, PIXELS_AT_ONCE // image[0, 0].numel())
         with images_apart(self.network):
-            answers = [self.ask(part, self.teacher) for part in torch.cat(views).split(at_once)]
+            answers = [
+                self.ask(part, self.teacher) for part in torch.split(torch.cat(views), at_once)
+            ]
         return torch.cat(answers).mean(0, keepdim=True)
 
     def compute_unread_answers(self, image: Tensor, sure: bool) -> None:

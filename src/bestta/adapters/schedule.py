@@ -33,8 +33,9 @@ class Schedule:
     names: ClassVar[tuple[str, ...]] = ("count",)
     """What it remembers."""
 
-    def __init__(self, every: int = 1) -> None:
+    def __init__(self, every: int = 1, prefix: str = SCHEDULE) -> None:
         self.every = every
+        self.prefix = prefix
         self.memory: dict[str, Tensor] = {}
 
     @property
@@ -54,11 +55,11 @@ class Schedule:
 
     def state(self) -> dict[str, Tensor]:
         """What is remembered, by name."""
-        return {f"{SCHEDULE}{name}": value.clone() for name, value in self.memory.items()}
+        return {f"{self.prefix}{name}": value.clone() for name, value in self.memory.items()}
 
     def restore(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Take over what `state` returned; start anew with that of another schedule, or none."""
-        own = {name: state.get(f"{SCHEDULE}{name}") for name in self.names}
+        own = {name: state.get(f"{self.prefix}{name}") for name in self.names}
         found = {
             name: value.to(device, torch.float32 if value.is_floating_point() else None, copy=True)
             for name, value in own.items()
@@ -86,8 +87,13 @@ class Settling(Schedule):
     _least = 0.02
     """A scatter, in source deviations, that is none: a camera that shows one picture for hours."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, prefix: str = SCHEDULE) -> None:
+        super().__init__(prefix=prefix)
+
+    @property
+    def since_moved(self) -> int:
+        """Which image the last one was of those since the style last moved, from 1."""
+        return int(self.memory["since"]) if self.memory else 1
 
     @property
     def reason(self) -> str:
@@ -137,19 +143,19 @@ class Settling(Schedule):
         }
 
 
-def check_schedule(state: Mapping[str, Tensor]) -> None:
+def check_schedule(state: Mapping[str, Tensor], prefix: str = SCHEDULE) -> None:
     """Raise a ValueError if a state from outside holds what no schedule remembers."""
     least = {"count": 0, "since": 1, "scatter": 0}
     for name, low in least.items():
-        value = state.get(f"{SCHEDULE}{name}")
+        value = state.get(f"{prefix}{name}")
         if value is not None and bool(value < low):
-            raise ValueError(f"this state is damaged: {SCHEDULE}{name} is {float(value)}.")
+            raise ValueError(f"this state is damaged: {prefix}{name} is {float(value)}.")
 
 
-def shapes(channels: int) -> dict[str, tuple[int, ...]]:
+def shapes(channels: int, prefix: str = SCHEDULE) -> dict[str, tuple[int, ...]]:
     """All that schedules may remember at a first BeIN of so many channels, by name."""
     return {
-        f"{SCHEDULE}{name}": (2, channels) if name in ("mean", "recent") else ()
+        f"{prefix}{name}": (2, channels) if name in ("mean", "recent") else ()
         for name in (*Schedule.names, *Settling.names)
     }
 
