@@ -68,6 +68,7 @@ from bestta.bein import (
 )
 from bestta.insertion import FeatureFunction, check_batch, check_ran_once, find_module, inserted
 from bestta.lean import LeanModel, lean_entropy_loss
+from bestta.lean.functions import only_channels_last
 from bestta.losses import (
     average,
     content_loss_of_affine,
@@ -628,7 +629,10 @@ class Bestta(Adapter):
         sizes = self.view_sizes.get(key, tried)
         for size in sizes:
             try:
-                answer = self.glimpse(resized(image, size, smoothly=True).flip(-1))
+                view = resized(image, size, smoothly=True).flip(-1)
+                if only_channels_last(image):  # then answers of both lie in memory alike
+                    view = view.contiguous(memory_format=torch.channels_last)
+                answer = self.glimpse(view)
             except Exception as error:
                 failed = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 if isinstance(error, torch.OutOfMemoryError):
