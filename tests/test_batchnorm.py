@@ -95,8 +95,10 @@ def test_images_apart_are_normalised_as_if_each_came_alone(prior, layout, kind, 
     network = mixing_network(net, None, share_of_batch(prior))
     x = (torch.randn(5, 3, 4, 6) * 3 + 1).contiguous(memory_format=layout)
     alone = torch.cat([network(image) for image in x.split(1)])
-    with images_apart(network):
+    with images_apart(network, 5):
         torch.testing.assert_close(network(x), alone)
+    with images_apart(network, 10), pytest.raises(RuntimeError, match="5 samples of 10 images"):
+        network(x)
     together = network(x)
     assert torch.allclose(together, alone) == (prior == float("inf") and tracked)
 

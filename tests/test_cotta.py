@@ -190,7 +190,8 @@ def test_views_of_one_image_that_go_together_are_answered_as_if_each_came_alone(
     together, apart = (bestta.adapt(model, **settings) for _ in range(2))
     shapes = calls(together)
     answers = [together(image) for image in images]
-    assert [shape[0] for shape in shapes] == [1, 5, 1] * 3
+    # The first time both ways are compared: anchor, together, each alone, student.
+    assert [shape[0] for shape in shapes] == [1, 5, *[1] * 5, 1, *[1, 5, 1] * 2]
     monkeypatch.setattr(module_under_test, "PIXELS_AT_ONCE", 1)
     shapes = calls(apart)
     for image, answer in zip(images, answers, strict=True):
@@ -198,11 +199,69 @@ def test_views_of_one_image_that_go_together_are_answered_as_if_each_came_alone(
     assert [shape[0] for shape in shapes] == [1] * 7 * 3
 
 
-def test_views_of_a_large_image_take_the_memory_of_one_image():
+class Tokens(Images):
+    """Normalises the pixels of all images as so many samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        tokens = self.conv(image).flatten(2).mT
+        normal = self.norm(tokens.flatten(0, 1)).view_as(tokens)
+        return self.fc(normal.relu().mean(1))
+
+
+class Inline(Images):
+    """Normalises by the batch itself, without a module that says so."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.fc(
+            F.batch_norm(self.conv(image), None, None, training=True).relu().mean((2, 3))
+        )
+
+
+class OneImage(Images):
+    """Written for one image."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        pooled = self.norm(self.conv(image)).relu().mean((2, 3))
+        return self.fc(pooled.reshape(1, 5))
+
+
+@pytest.mark.parametrize("net", [Tokens, Inline, OneImage])
+@pytest.mark.parametrize("prior", [0.0, 4.0])
+def test_a_network_that_cannot_tell_images_apart_is_shown_one_view_after_another(
+    net, prior, monkeypatch
+):
+    model = randomise(net().double(), seed=2)
+    images = [image.double() for image in stream(3, seed=7, size=8, **FOG)]
+    settings = {"method": "cotta", "augmentations": 5, "prior": prior}
+    tried, apart = (bestta.adapt(model, **settings) for _ in range(2))
+    answers = [tried(image) for image in images]
+    monkeypatch.setattr(module_under_test, "PIXELS_AT_ONCE", 1)
+    for image, answer in zip(images, answers, strict=True):
+        assert torch.equal(apart(image), answer)
+    assert tried.together is False
+
+
+def test_views_of_a_large_image_are_drawn_and_asked_about_one_after_another(monkeypatch):
+    waiting, most = [], []
+    usual = module_under_test.augment
+
+    def spy(image, draw, normalise=None):
+        waiting.append(image.shape)
+        most.append(len(waiting))
+        return usual(image, draw, normalise)
+
+    monkeypatch.setattr(module_under_test, "augment", spy)
     adapter = bestta.adapt(randomise(Images(), seed=2), method="cotta", augmentations=3)
-    shapes = calls(adapter)
-    adapter(stream(1, seed=7, size=200)[0])
-    assert [shape[0] for shape in shapes] == [1] * (3 + 2)
+    adapter.network.module.register_forward_pre_hook(lambda module, inputs: waiting.clear())
+    adapter(stream(1, seed=7, size=300)[0])
+    assert most == [1, 1, 1]
+    most.clear()
+    adapter(stream(1, seed=7, size=170)[0])  # 28,900 pixels: two of them at once
+    assert most == [1, 2, 1]
 
 
 class Sure(nn.Module):
@@ -236,8 +295,9 @@ def test_the_batchs_mean_top_probability_decides_at_092(probabilities, asked):
     adapter = bestta.adapt(Sure().eval(), method="cotta", preset="classification")
     shapes = calls(adapter)
     adapter(of_probabilities(*probabilities))
-    # Views of a single image go through together.
-    assert sum(shape[0] for shape in shapes) == asked * len(probabilities)
+    # Views of a single image go through together as well, the first time.
+    together = 32 if len(probabilities) == 1 and asked > 3 else 0
+    assert sum(shape[0] for shape in shapes) == asked * len(probabilities) + together
 
 
 def test_the_prediction_is_the_teachers_and_not_the_students(monkeypatch):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import bestta
+import bestta.adapters.bestta as module_under_test
 from bestta import SourceProfile
 from bestta.adapters.views import Favourite, agreed, unsureness, view_size
 from nets import Segmenter, randomise, same, stream
@@ -365,15 +368,15 @@ def test_a_step_that_is_stopped_anywhere_leaves_no_trace(one_size, guard):
 
 
 def test_sizes_are_compared_when_the_style_moves_and_on_every_ninth_image():
-    favourite, compared = Favourite(3), []
-    moved_at = (0, 20)
+    favourite, compared = Favourite((0.5, 1.0, 1.5)), []
     for image in range(32):
-        since = image - max(at for at in moved_at if at <= image) + 1
-        chosen = favourite.chosen(since)
+        if image == 20:
+            favourite.begin_anew()
+        chosen = favourite.chosen()
         compared.append(len(chosen) == 3)
         assert chosen in ([0, 1, 2], [1])
         unsure = dict(enumerate((0.5, 0.3, 0.4)))
-        favourite.seen({size: unsure[size] for size in chosen}, len(chosen) == 3, since)
+        favourite.seen({size: unsure[size] for size in chosen}, len(chosen) == 3)
     # 0 and 1 begin, 10 and 19 are the ninth after the one before, at 20 the style has moved.
     assert [image for image, all_of_them in enumerate(compared) if all_of_them] == [
         *(0, 1, 10, 19),
@@ -382,28 +385,32 @@ def test_sizes_are_compared_when_the_style_moves_and_on_every_ninth_image():
 
 
 def test_the_favourite_is_the_surest_by_a_moving_average_since_the_style_moved():
-    favourite = Favourite(2)
-    assert favourite.chosen(5) == [0, 1]
-    favourite.seen({0: 0.5, 1: 0.4}, True, 1)
-    assert favourite.chosen(5) == [1]
-    favourite.seen({0: 0.5, 1: 0.7}, True, 2)  # by hand: 0.7 · 0.4 + 0.3 · 0.7 = 0.49
+    favourite = Favourite((0.5, 1.5))
+    assert favourite.chosen() == [0, 1]
+    favourite.seen({0: 0.5, 1: 0.4}, True)
+    assert favourite.best() == 1
+    favourite.seen({0: 0.5, 1: 0.7}, True)  # by hand: 0.7 · 0.4 + 0.3 · 0.7 = 0.49
     assert favourite.unsure == pytest.approx([0.5, 0.49])
-    assert favourite.chosen(5) == [1]
-    favourite.seen({0: 0.5, 1: 0.6}, True, 3)  # 0.7 · 0.49 + 0.3 · 0.6 = 0.523
-    assert favourite.chosen(5) == [0]
-    favourite.seen({0: 0.9, 1: 0.1}, True, 1)  # another style
+    assert favourite.chosen() == [1]
+    favourite.seen({0: 0.5, 1: 0.6}, True)  # 0.7 · 0.49 + 0.3 · 0.6 = 0.523
+    assert favourite.chosen() == [0]
+    favourite.begin_anew()
+    favourite.seen({0: 0.9, 1: 0.1}, True)  # nothing of the style before is in it
     assert favourite.unsure == [0.9, 0.1]
 
 
 def test_a_size_that_fails_is_no_favourite_until_it_answers():
-    favourite = Favourite(2)
-    favourite.seen({0: 2.0}, True, 1)
-    assert favourite.chosen(3) == [0]
-    favourite.seen({0: 2.0, 1: 1.0}, True, 4)
+    favourite = Favourite((0.5, 1.5))
+    for _ in range(2):
+        favourite.seen({0: 2.0}, True)
+    assert favourite.chosen() == [0]
+    favourite.seen({0: 2.0, 1: 1.0}, True)
     assert favourite.unsure == [2.0, 1.0]
-    assert favourite.chosen(3) == [1]
-    favourite.seen({0: 2.0}, True, 5)
-    assert favourite.chosen(3) == [0]
+    assert favourite.chosen() == [1]
+    favourite.seen({}, False)  # it failed: the next image is seen at all sizes
+    assert favourite.chosen() == [0, 1]
+    favourite.seen({0: 2.0}, True)
+    assert favourite.chosen() == [0]
 
 
 def views_seen(adapter) -> list[list[float]]:
@@ -467,29 +474,41 @@ def test_which_size_is_the_surest_is_saved_and_loaded(segmenter, profile):
     assert seen_by_one == seen_by_other
     assert len(seen_by_one[0]) == 8  # one each, and all once more on the ninth after
     one.reset()
-    one(images[0])
-    assert len(seen_by_one[0]) == 10
+    new = bestta.adapt(segmenter, profile, **settings)
+    assert same(one.state(), new.state())
+    with one.trial():
+        one(images[0])
+    assert same(one.state(), new.state())
 
 
 def test_a_memory_of_other_sizes_begins_anew(segmenter, profile):
-    two = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), looks="surest", **MEMORY)
-    three = bestta.adapt(segmenter, profile, scales=(0.5, 1, 1.5), looks="surest", **MEMORY)
-    none = bestta.adapt(segmenter, profile, **MEMORY)
-    image = stream(1, seed=5, size=64, **FOG)[0]
-    two(image)
-    for adapter in (three, none):
-        adapter.load_state(two.state())
-        adapter(image)
-    assert three.favourite.since == 0
+    surest = {"looks": "surest", **MEMORY}
+    two = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), **surest)
+    images = stream(4, seed=5, size=64, **FOG)
+    for image in images[:3]:
+        two(image)
+    for scales, expected in (((0.5, 1.5), 1), ((1.5, 0.5), 2), ((0.5, 1, 1.5), 3), ((), 0)):
+        other = bestta.adapt(segmenter, profile, scales=scales, **surest)
+        other.load_state(two.state())
+        seen = views_seen(other)
+        other(images[3])
+        assert len(seen[0]) == expected
 
 
 @pytest.mark.parametrize(
-    "damage", [{"looks/since": -2}, {"looks/unsure": [-1.0, 0.5]}, {"looks/since": None}]
+    "damage",
+    [
+        {"looks/since": -2},
+        {"looks/unsure": [-1.0, 0.5]},
+        {"looks/since": None},
+        {"looks/style/since": 0},
+    ],
 )
 def test_a_damaged_memory_of_sizes_is_refused(segmenter, profile, damage):
     adapter = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), looks="surest", **MEMORY)
     adapter(stream(1, seed=5, size=64, **FOG)[0])
     state = adapter.state()
+    assert damage.keys() <= state.keys()
     for name, value in damage.items():
         if value is None:
             del state[name]
@@ -497,6 +516,79 @@ def test_a_damaged_memory_of_sizes_is_refused(segmenter, profile, damage):
             state[name] = torch.tensor(value)
     with pytest.raises(ValueError, match="damaged"):
         adapter.load_state(state)
+
+
+def test_a_move_on_an_image_that_the_plain_model_answers_is_not_forgotten(segmenter, profile):
+    """The next one that BeIN answers is seen at all sizes, and nothing of before counts."""
+    adapter = bestta.adapt(segmenter, profile, scales=(0.5, 1.5), looks="surest", **MEMORY)
+    night = stream(6, seed=6, size=64, shift=-1.5, scale=0.1)
+    for image in stream(5, seed=5, size=64, **FOG):
+        adapter(image)
+    before, usual = list(adapter.favourite.unsure), adapter._transaction
+
+    def left_alone(image):
+        prediction, report = usual(image)
+        return prediction, replace(report, skipped=True)
+
+    adapter._transaction = left_alone
+    for image in night[:4]:
+        adapter(image)
+    assert adapter.since_moved() > 2
+    adapter._transaction = usual
+    seen = views_seen(adapter)
+    adapter(night[4])
+    assert seen[0] == [0.5, 1.5]
+    found = {
+        which: _unsureness_of(segmenter, profile, night, s) for which, s in enumerate((0.5, 1.5))
+    }
+    assert adapter.favourite.unsure == pytest.approx([found[0], found[1]], rel=1e-3)
+    assert adapter.favourite.unsure != pytest.approx(before, rel=1e-2)
+
+
+def _unsureness_of(segmenter, profile, night, scale) -> float:
+    """How unsure an adapter that has seen the same images is of the last one's view alone."""
+    alone = bestta.adapt(segmenter, profile, **MEMORY)
+    for image in [*stream(5, seed=5, size=64, **FOG), *night[:4]]:
+        alone(image)
+    answer = torch.flip(alone(mirrored(night[4], scale)), (3,))
+    answer = F.interpolate(answer, (64, 64), mode="bilinear", align_corners=False)
+    return entropies(answer.numpy()).item()
+
+
+def test_images_whose_step_is_undone_are_seen_at_one_more_size_and_leave_no_trace(
+    segmenter, profile
+):
+    settings = {**MEMORY, "scales": (0.5, 1.5), "looks": "surest", "reach": 1.01}
+    adapter = bestta.adapt(segmenter, profile, **settings)
+    seen, start = views_seen(adapter), adapter.state()
+    for image in stream(4, seed=5, size=64, shift=9.0, scale=3.0):
+        adapter(image)
+        assert adapter.last.rolled_back
+        assert not adapter.last.skipped
+    assert seen[0] == [0.5] * 4
+    assert same(adapter.state(), start)
+
+
+def test_answers_lie_in_memory_as_the_image_does(segmenter, profile, monkeypatch):
+    """Where they do not, adding them up takes many times as long."""
+    kinds = []
+    usual = module_under_test.agreed
+
+    def spy(answers, *others):
+        kinds.append({a.is_contiguous(memory_format=torch.channels_last) for a in answers})
+        return usual(answers, *others)
+
+    monkeypatch.setattr(module_under_test, "agreed", spy)
+    model = segmenter.to(memory_format=torch.channels_last)
+    adapter = bestta.adapt(model, profile, scales=(0.75, 1.5), **STILL)
+    # As pictures come: rows of pixels of three numbers, of which PyTorch resizes a view row by row.
+    adapter(
+        stream(1, seed=5, size=256, **FOG)[0][0]
+        .permute(1, 2, 0)
+        .contiguous()
+        .permute(2, 0, 1)[None]
+    )
+    assert kinds == [{True}]
 
 
 def test_looks_that_are_none_are_refused(segmenter, profile):

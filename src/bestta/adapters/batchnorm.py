@@ -88,8 +88,8 @@ class MixedNorm(AdaptiveNorm):
     counts alone, as in batch norm's training mode, and through no mixture.
     """
 
-    apart = False
-    """Whether each image of a batch is normalised as if it came alone; without gradients then."""
+    apart = 0
+    """If not 0, each of so many images is normalised as if it came alone; without gradients."""
 
     def __init__(self, norm: _BatchNorm, share: Callable[[int], float]) -> None:
         super().__init__(norm)
@@ -97,6 +97,8 @@ class MixedNorm(AdaptiveNorm):
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """The mixture."""
+        if self.apart and len(x) != self.apart:
+            raise RuntimeError(f"{len(x)} samples of {self.apart} images cannot be told apart.")
         batch = 1 if self.apart else len(x)
         together = len(x) // max(1, batch)
         source = self.source
@@ -130,20 +132,21 @@ def mixing_network(model: nn.Module, output: OutputKey, share: Callable[[int], f
 
 
 @contextmanager
-def images_apart(network: Network) -> Iterator[None]:
-    """Within, ``network`` answers each image of a batch as if it came alone; without gradients.
+def images_apart(network: Network, images: int) -> Iterator[None]:
+    """Within, ``network`` answers each of so many images as if it came alone; without gradients.
 
-    For networks by `mixing_network`.
+    For networks by `mixing_network`. A batch norm that sees samples of another number, such as
+    windows of the images, raises a RuntimeError.
     """
     mixed = [norm for norm in network.norms.values() if isinstance(norm, MixedNorm)]
     try:
         for norm in mixed:
-            norm.apart = True
+            norm.apart = images
         with torch.no_grad():
             yield
     finally:
         for norm in mixed:
-            norm.apart = False
+            norm.apart = 0
 
 
 AnyNorm = TypeVar("AnyNorm", bound=AdaptiveNorm)

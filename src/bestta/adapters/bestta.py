@@ -395,7 +395,7 @@ class Bestta(Adapter):
         self.view_sizes: dict[tuple[int, int, float], list[tuple[int, int]]] = {}
         self.schedule = schedule_of(self.config.when)
         several = len(self.scales) > 1 and self.config.looks == "surest"
-        self.favourite = Favourite(len(self.scales)) if several else None
+        self.favourite = Favourite(self.scales) if several else None
         # What tells the favourite that the style has moved: one and the same watch where γ has one.
         own = self.schedule if isinstance(self.schedule, Settling) else Settling(LOOKS_WATCH)
         self.watch = own if several else None
@@ -571,15 +571,18 @@ class Bestta(Adapter):
         """
         if not self.scales:
             return super().answered(image)
-        before = self.whole_state()
+        before, moved_before = self.whole_state(), self.since_moved()
         prediction, report = super().answered(image)
+        if self.favourite is not None and self.since_moved() < moved_before:
+            self.favourite.begin_anew()
         if report.skipped:
             return prediction, report
+        chosen = [*range(len(self.scales))]
+        if self.favourite is not None:
+            # Of a step that was undone nothing remains, nor would a comparison.
+            undone = report.rolled_back
+            chosen = [self.favourite.best()] if undone else self.favourite.chosen()
         left = before
-        favourite, chosen, moved = self.favourite, [*range(len(self.scales))], 1
-        if favourite is not None and self.watch is not None:
-            moved = self.watch.since_moved
-            chosen = favourite.chosen(moved)
         try:
             now = self.whole_state()
             self.restore_whole(before)
@@ -591,9 +594,13 @@ class Bestta(Adapter):
             left = now
         finally:
             self.restore_whole(left)
-        if favourite is not None and not report.rolled_back:
-            favourite.seen(unsure, len(chosen) == len(self.scales), moved)
+        if self.favourite is not None and not report.rolled_back:
+            self.favourite.seen(unsure, len(chosen) == len(self.scales))
         return prediction, report
+
+    def since_moved(self) -> int:
+        """Which image the last one was of those since the style last moved, from 1."""
+        return 1 if self.watch is None else self.watch.since_moved
 
     @torch.no_grad()
     def look_again(

@@ -23,7 +23,7 @@ would tell it of: see ``rebuild_optimiser``, off by default.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -51,7 +51,7 @@ from bestta.outputs import task_of
 
 PIXELS_AT_ONCE = 2**16
 """Random views of one image go through the network together up to so many pixels: small ones are
-answered in half the time, and no forward needs more memory than one of an image of that size."""
+answered in less time, and no forward needs more memory than that of an image of so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +139,8 @@ class Cotta(Adapter):
         self.teacher = {name: weight.detach().clone() for name, weight in self.student.items()}
         self.optimiser = Optimiser.adam(self.student, config.lr, (config.beta1, config.beta2))
         self.needs_domain_changes = config.rebuild_optimiser
+        self.together: bool | None = None
+        """Whether the network can answer several images at once; None until it was tried."""
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -186,15 +188,36 @@ class Cotta(Adapter):
     def average_over_augmentations(self, image: Tensor) -> Tensor:
         """The mean of the teacher's logits over random views."""
         count, normalise = self.config.augmentations, self.config.normalise
-        views = [augment(image, self.generator, normalise) for _ in range(count)]
-        if len(image) > 1:  # whose views are batches, with statistics of their own
-            return torch.stack([self.ask(view, self.teacher) for view in views]).mean(0)
-        at_once = max(1, PIXELS_AT_ONCE // image[0, 0].numel())
-        with images_apart(self.network):
-            answers = [
-                self.ask(part, self.teacher) for part in torch.split(torch.cat(views), at_once)
-            ]
-        return torch.cat(answers).mean(0, keepdim=True)
+        # Views of several images are batches, with statistics of their own.
+        at_once = max(1, PIXELS_AT_ONCE // image[0, 0].numel()) if len(image) == 1 else 1
+        answers: list[Tensor] = []
+        while len(answers) < count:
+            some = min(at_once, count - len(answers))
+            views = [augment(image, self.generator, normalise) for _ in range(some)]
+            answers += self.answers_to(views)
+        return torch.stack(answers).mean(0)
+
+    def answers_to(self, views: list[Tensor]) -> list[Tensor]:
+        """The teacher's logits of each view, of one image if there are several views."""
+        if len(views) > 1 and self.together is not False:
+            together = self.answers_together(views)
+            if self.together and together:
+                return together
+            # The first time it is seen whether this network can tell images apart.
+            apart = [self.ask(view, self.teacher) for view in views]
+            self.together = all_alike(together, apart)
+            return together if self.together else apart
+        return [self.ask(view, self.teacher) for view in views]
+
+    def answers_together(self, views: list[Tensor]) -> list[Tensor]:
+        """The same in one forward, each view as if it came alone; none if that fails."""
+        try:
+            with images_apart(self.network, len(views)):
+                return [*torch.split(self.ask(torch.cat(views), self.teacher), 1)]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return []  # written for a single image, perhaps
 
     def compute_unread_answers(self, image: Tensor, sure: bool) -> None:
         """What the published program computes and then leaves; draws are taken back."""
@@ -312,6 +335,14 @@ def disagreement(logits: Tensor, target: Tensor) -> Tensor:
     if logits.dim() == 2:
         return cross_entropy(logits, target).mean()
     return F.cross_entropy(logits.to(target.dtype), target.argmax(1))
+
+
+def all_alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether answers are the same but for rounding, in half precision perhaps."""
+    if [one.shape for one in some] != [other.shape for other in others]:
+        return False
+    one, other = torch.cat([*some]), torch.cat([*others])
+    return bool((one - other).abs().max() <= 0.02 * other.abs().max())
 
 
 def top_probability(logits: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def agreed(answers: Sequence[Tensor], trust: float, unsure: Sequence[Tensor] = (
         >>> agreed([sure, unsure], trust=1e3)
         tensor([[6., 0.]])
     """
-    found = torch.stack([*unsure] or [unsureness(answer) for answer in answers]).double()
+    found = torch.stack([*unsure] or [unsureness(answer) for answer in answers]).cpu().double()
     weights = (-trust * found).softmax(0)
     # One after another, each as its share of those so far. Where all agree, nothing is rounded.
     shares = (weights / weights.cumsum(0).clamp(min=torch.finfo(torch.float64).tiny)).tolist()
@@ -98,70 +98,87 @@ class Favourite:
     """And on so many after the style has moved."""
     decay = 0.7
     """How much of what is known stays at each comparison."""
+    names = ("scales", "unsure", "compared", "since")
     _failed = 1e6
     """How unsure an answer is that there is none of."""
 
-    def __init__(self, count: int) -> None:
-        self.unsure = [self._failed] * count
+    def __init__(self, scales: Sequence[float]) -> None:
+        self.scales = tuple(scales)
+        self.unsure = [self._failed] * len(self.scales)
         """The moving average of how unsure the answers were, in nats, by size."""
-        self.since = -1
-        """How many images it is since all were compared; -1 if they never were."""
+        self.begin_anew()
 
-    def chosen(self, since_moved: int) -> list[int]:
-        """Which of the sizes, by number, to see an image at.
+    def begin_anew(self) -> None:
+        """The style has moved: what was the surest may be so no longer."""
+        self.compared = 0
+        """How often all were compared since."""
+        self.since = 0
+        """How many images it is since all were compared."""
 
-        Args:
-            since_moved: Which image it is of those since the style last moved, from 1.
-        """
-        if self.since < 0 or self.since >= self.every or since_moved <= self.first:
-            return [*range(len(self.unsure))]
-        return [self.unsure.index(min(self.unsure))]
+    def chosen(self) -> list[int]:
+        """Which of the sizes, by number, to see an image at."""
+        if self.compared < self.first or self.since >= self.every:
+            return [*range(len(self.scales))]
+        return [self.best()]
 
-    def seen(self, found: Mapping[int, float], compared: bool, since_moved: int) -> None:
+    def best(self) -> int:
+        """The surest one, by number; the first, if none is known to be."""
+        return self.unsure.index(min(self.unsure))
+
+    def seen(self, found: Mapping[int, float], compared: bool) -> None:
         """Take note of how unsure the answers were, by size; of a size that failed there is none.
 
         Args:
             found: By the size's number.
             compared: Whether the image was to be seen at all sizes.
-            since_moved: As for `chosen`.
         """
         if not compared:
-            self.since += 1
+            self.since = self.since + 1 if found else self.every
             return
-        now = [found.get(size, self._failed) for size in range(len(self.unsure))]
-        stays = 0.0 if self.since < 0 or since_moved <= 1 else self.decay
+        now = [found.get(size, self._failed) for size in range(len(self.scales))]
+        stays = self.decay if self.compared else 0.0
         self.unsure = [
             one if self._failed in (one, known) else stays * known + (1 - stays) * one
             for one, known in zip(now, self.unsure, strict=True)
         ]
-        self.since = 0
+        self.since, self.compared = 0, min(self.compared + 1, self.first)
 
     def state(self) -> dict[str, Tensor]:
         """What is remembered, by name."""
-        if self.since < 0:
-            return {}
         return {
+            f"{LOOKS}scales": torch.tensor(self.scales, dtype=torch.float64),
             f"{LOOKS}unsure": torch.tensor(self.unsure, dtype=torch.float64),
+            f"{LOOKS}compared": torch.tensor(self.compared),
             f"{LOOKS}since": torch.tensor(self.since),
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` returned; start anew with that of other sizes, or of none."""
-        unsure, since = (state.get(f"{LOOKS}{name}") for name in ("unsure", "since"))
-        self.__init__(len(self.unsure))  # type: ignore[misc]
-        if unsure is not None and since is not None and len(unsure) == len(self.unsure):
-            self.unsure, self.since = unsure.tolist(), int(since)
+        scales, unsure, compared, since = (state.get(f"{LOOKS}{name}") for name in self.names)
+        self.unsure = [self._failed] * len(self.scales)
+        self.begin_anew()
+        if scales is None or unsure is None or compared is None or since is None:
+            return
+        if tuple(scales.tolist()) == self.scales:
+            self.unsure, self.compared, self.since = unsure.tolist(), int(compared), int(since)
 
 
 def favourite_shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     """What a `Favourite` remembers, by name: of however many sizes ``state`` knows."""
-    unsure = state.get(f"{LOOKS}unsure")
-    sizes = torch.Size([1 if unsure is None else max(1, unsure.numel())])
-    return {f"{LOOKS}unsure": sizes, f"{LOOKS}since": torch.Size()}
+    scales = state.get(f"{LOOKS}scales")
+    sizes = torch.Size([1 if scales is None else max(1, scales.numel())])
+    return {
+        f"{LOOKS}{name}": sizes if name in ("scales", "unsure") else torch.Size()
+        for name in Favourite.names
+    }
 
 
 def check_favourite(state: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if a state from outside holds what no `Favourite` remembers."""
-    both = [state.get(f"{LOOKS}{name}") for name in ("unsure", "since")]
-    if any(value is None or bool((value < 0).any()) for value in both) and both != [None, None]:
-        raise ValueError(f"this state is damaged: {LOOKS}unsure and {LOOKS}since do not fit.")
+    kept = [value for name in Favourite.names if (value := state.get(f"{LOOKS}{name}")) is not None]
+    if len(kept) not in (0, len(Favourite.names)) or any(bool((v < 0).any()) for v in kept):
+        raise ValueError(
+            "this state is damaged: "
+            + ", ".join(f"{LOOKS}{name}" for name in Favourite.names)
+            + " are not all there, or negative."
+        )
