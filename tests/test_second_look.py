@@ -47,6 +47,8 @@ def test_without_trust_all_count_the_same_and_with_much_of_it_the_surest_alone()
     sure, unsure = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([[0.0, 2.0, 1.0]])
     torch.testing.assert_close(agreed([sure, unsure], 0.0), (sure + unsure) / 2)
     torch.testing.assert_close(agreed([unsure, sure], 1e4), sure)
+    # Where the first two count for nothing, nothing is divided by the nothing they come to.
+    torch.testing.assert_close(agreed([unsure, unsure, sure], 1e4), sure)
 
 
 def test_each_image_of_a_batch_is_weighed_by_itself():

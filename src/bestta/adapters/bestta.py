@@ -481,8 +481,9 @@ class Bestta(Adapter):
         first = next(iter(passes))
         done = passes[first].done
         style = self.bein[first].style(done.mean, done.variance)
-        for watch in {id(w): w for w in (self.schedule, self.watch) if w is not None}.values():
-            watch.seen(style)
+        self.schedule.seen(style)
+        if self.watch is not None and self.watch is not self.schedule:
+            self.watch.seen(style)
         if not learning:
             why = "by the guard" if self.holding else "no learning rate or no loss"
             return logits, StepReport(reason=f"γ is held still: {why}")
